@@ -1,0 +1,168 @@
+"""Parts that the Llama-like families share: their config fields, weight map and layer spec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspeed_llm.models.hf_config import Field, Fixed
+from mindspeed_llm.models.mapping import Mapping, WeightMap
+from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, ROW, VOCAB_ROWS
+from mindspeed_llm.models.transforms import FUSE_GATE_UP, FUSE_QKV
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+CONFIG_FIELDS = (
+    Field("num_hidden_layers", "num_layers"),
+    Field("hidden_size", "hidden_size"),
+    Field("intermediate_size", "ffn_hidden_size"),
+    Field("num_attention_heads", "num_attention_heads"),
+    Field("num_key_value_heads", "num_query_groups"),
+    Field("vocab_size", "vocab_size"),
+    Field("max_position_embeddings", "max_position_embeddings"),
+    Field("rms_norm_eps", "norm_epsilon", default=1e-6),
+)
+HEAD_DIM = Field("head_dim", "kv_channels")
+SILU = Fixed("hidden_act", ("silu",))
+NO_SLIDING_WINDOW = (Fixed("use_sliding_window", (False,)),)
+
+_LAYER = "decoder.layers.*."
+_HF_LAYER = "model.layers.*."
+
+
+def _layer(megatron: str, hf: tuple[str, ...], dims, **steps) -> Mapping:
+    return Mapping(_LAYER + megatron, tuple(_HF_LAYER + name for name in hf), dims, **steps)
+
+
+def _hidden(shape: ModelShape) -> tuple[int, ...]:
+    return (shape.hidden_size,)
+
+
+def _qkv_rows(shape: ModelShape) -> int:
+    return shape.query_size + 2 * shape.kv_size
+
+
+def weight_map(shape: ModelShape) -> WeightMap:
+    """The table of a pre-norm decoder with fused QKV and gated MLP on Megatron's side.
+
+    QKV biases, query/key norms and a separate output layer appear if the shape has them.
+    """
+    table = Mapping(
+        "embedding.word_embeddings.weight",
+        ("model.embed_tokens.weight",),
+        lambda s: (s.vocab_size, s.hidden_size),
+        split=VOCAB_ROWS,
+    )
+    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    layers = [
+        _layer("input_layernorm.weight", ("input_layernorm.weight",), _hidden),
+        _layer(
+            "self_attention.linear_qkv.weight",
+            tuple(f"{name}.weight" for name in qkv),
+            lambda s: (_qkv_rows(s), s.hidden_size),
+            transform=FUSE_QKV,
+            split=COLUMN,
+        ),
+    ]
+    if shape.add_qkv_bias:
+        layers.append(
+            _layer(
+                "self_attention.linear_qkv.bias",
+                tuple(f"{name}.bias" for name in qkv),
+                lambda s: (_qkv_rows(s),),
+                transform=FUSE_QKV,
+                split=COLUMN,
+            )
+        )
+    if shape.qk_layernorm:
+        layers += [
+            _layer(
+                f"self_attention.{letter}_layernorm.weight",
+                (f"self_attn.{letter}_norm.weight",),
+                lambda s: (s.kv_channels,),
+            )
+            for letter in "qk"
+        ]
+    layers += [
+        _layer(
+            "self_attention.linear_proj.weight",
+            ("self_attn.o_proj.weight",),
+            lambda s: (s.hidden_size, s.query_size),
+            split=ROW,
+        ),
+        _layer("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), _hidden),
+        _layer(
+            "mlp.linear_fc1.weight",
+            ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+            lambda s: (2 * s.ffn_hidden_size, s.hidden_size),
+            transform=FUSE_GATE_UP,
+            split=GATED_COLUMN,
+        ),
+        _layer(
+            "mlp.linear_fc2.weight",
+            ("mlp.down_proj.weight",),
+            lambda s: (s.hidden_size, s.ffn_hidden_size),
+            split=ROW,
+        ),
+    ]
+    end = [Mapping("decoder.final_layernorm.weight", ("model.norm.weight",), _hidden)]
+    if not shape.tied:
+        end.append(
+            Mapping(
+                "output_layer.weight",
+                ("lm_head.weight",),
+                lambda s: (s.vocab_size, s.hidden_size),
+                split=VOCAB_ROWS,
+            )
+        )
+    return WeightMap((table, *layers, *end))
+
+
+def layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """Megatron's module spec of one layer; query/key norms if the config asks for them."""
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+    from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_layer import (
+        TransformerLayer,
+        TransformerLayerSubmodules,
+    )
+
+    from mindspeed.transformer.spec_provider import MindSpeedSpecProvider
+
+    backend = MindSpeedSpecProvider()
+    rms = config.normalization == "RMSNorm"
+    norm = backend.layer_norm(rms_norm=rms)
+    qk_norm = backend.layer_norm(rms_norm=rms, for_qk=True) if config.qk_layernorm else IdentityOp
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=backend.column_parallel_linear(),
+            core_attention=backend.core_attention(),
+            linear_proj=backend.row_parallel_linear(),
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
+        ),
+    )
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=attention,
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=get_mlp_module_spec_for_backend(backend=backend),
+            mlp_bda=get_bias_dropout_add,
+            # torch_dist checkpoints use the names of Megatron's fused norm + linear layers.
+            sharded_state_dict_keys_map={
+                "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+                "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+            },
+        ),
+    )

@@ -1,0 +1,100 @@
+"""The weight map: one table per family that serves every direction.
+
+An entry is (Megatron name, Hugging Face name(s), transform, split). ``*`` in a name stands for
+the global layer index, on both sides. From the same entries come HF to Megatron, Megatron to HF,
+resharding, direct loading into a live model, and the list of names that must exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.splits import REPLICATED, Split
+from mindspeed_llm.models.transforms import RENAME, Transform
+
+Dims = Callable[[ModelShape], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One entry of a weight map; a pattern if its names contain ``*``.
+
+    Attributes:
+        megatron: Megatron's parameter name, layers counted globally.
+        hf: Hugging Face name or names, in the order that ``transform`` takes them.
+        dims: size of the full Megatron tensor, without vocabulary padding.
+    """
+
+    megatron: str
+    hf: tuple[str, ...]
+    dims: Dims
+    transform: Transform = RENAME
+    split: Split = REPLICATED
+
+    def at_layer(self, layer: int) -> Mapping:
+        """The entry for one layer."""
+        return Mapping(
+            self.megatron.replace("*", str(layer)),
+            tuple(name.replace("*", str(layer)) for name in self.hf),
+            self.dims,
+            self.transform,
+            self.split,
+        )
+
+    def hf_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        """Expected size of each Hugging Face tensor, found by inverting a meta tensor."""
+        meta = torch.empty(self.dims(shape), device="meta")
+        tensors = self.transform.inverse(shape, meta)
+        return {n: tuple(t.shape) for n, t in zip(self.hf, tensors, strict=True)}
+
+    def to_megatron(self, shape: ModelShape, tensors: tuple[Tensor, ...]) -> Tensor:
+        """Full Megatron tensor from the Hugging Face tensors."""
+        return self.transform.forward(shape, tensors)
+
+    def to_hf(self, shape: ModelShape, tensor: Tensor) -> dict[str, Tensor]:
+        """Hugging Face tensors by name from the full Megatron tensor."""
+        return dict(zip(self.hf, self.transform.inverse(shape, tensor), strict=True))
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """All entries of a family; ``expand`` writes them out for one shape."""
+
+    entries: tuple[Mapping, ...]
+
+    def expand(self, shape: ModelShape) -> Iterator[Mapping]:
+        """Every concrete entry, in the order embedding, layers, final norm, output layer."""
+        pending: list[Mapping] = []
+        for entry in (*self.entries, None):
+            if entry is not None and "*" in entry.megatron:
+                pending.append(entry)
+                continue
+            for layer in range(shape.num_layers if pending else 0):
+                yield from (pattern.at_layer(layer) for pattern in pending)
+            pending = []
+            if entry is not None:
+                yield entry
+
+    def by_megatron_name(self, shape: ModelShape) -> dict[str, Mapping]:
+        """Concrete entries keyed by Megatron's name."""
+        return {entry.megatron: entry for entry in self.expand(shape)}
+
+
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+def layer_of(megatron_name: str) -> int | None:
+    """The layer index in a Megatron parameter name, None outside the layers."""
+    match = _LAYER.match(megatron_name)
+    return int(match.group(1)) if match else None
+
+
+def with_layer(megatron_name: str, layer: int) -> str:
+    """The same name at another layer index (global to stage-local and back)."""
+    return _LAYER.sub(f"decoder.layers.{layer}.", megatron_name)

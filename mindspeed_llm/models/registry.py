@@ -1,0 +1,110 @@
+"""Finding a family: by ``--model-type-hf``, by ``config.json``, or by the shape alone.
+
+Adding a family is a file beside this one and a line in ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mindspeed.errors import UserError
+from mindspeed_llm.models.family import Family
+from mindspeed_llm.models.llama import LLAMA
+from mindspeed_llm.models.qwen2 import QWEN2
+from mindspeed_llm.models.qwen3 import QWEN3
+from mindspeed_llm.models.shape import ModelShape
+
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN2, QWEN3)
+
+# Names that users of the field may give and that have no family file yet.
+NOT_YET = frozenset(
+    """
+    qwen3-moe qwen3-next qwen2-moe mixtral mistral magistral gemma gemma2 glm4 glm4_9b glm4_32b
+    glm45 glm45-air glm5 deepseek2 deepseek2-lite deepseek3 deepseek32 deepseek4 phi3.5 phi3.5-moe
+    seed-oss mamba2 plm bailing_mini longcat minimax_m2 gpt-oss
+    """.split()
+)
+
+
+def names() -> list[str]:
+    """Every accepted value of ``--model-type-hf``."""
+    return sorted(name for family in FAMILIES for name in (family.name, *family.aliases))
+
+
+def get_family(name: str) -> Family:
+    """The family of a ``--model-type-hf`` value.
+
+    Raises:
+        UserError: for a name without a family file, with the nearest known ones.
+    """
+    for family in FAMILIES:
+        if name in (family.name, *family.aliases):
+            return family
+    known = names()
+    if name in NOT_YET:
+        raise UserError(
+            f"--model-type-hf {name}: this family has no file in mindspeed_llm/models/ yet; "
+            f"supported: {', '.join(known)}"
+        )
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UserError(f"--model-type-hf {name} is unknown; {hint}supported: {', '.join(known)}")
+
+
+def family_of_hf_config(config: Mapping[str, Any], where: str = "config.json") -> Family:
+    """The family that a parsed ``config.json`` belongs to.
+
+    Raises:
+        UserError: for an architecture without a family file, saying which file to add.
+    """
+    architectures = config.get("architectures") or []
+    model_type = config.get("model_type")
+    for family in FAMILIES:
+        if family.hf_architecture in architectures:
+            return family
+    for family in FAMILIES:
+        if not architectures and family.hf_model_type == model_type:
+            return family
+    found = architectures[0] if architectures else model_type
+    if found is None:
+        raise UserError(
+            f"{where} has neither architectures nor model_type, so its family is unknown; "
+            "add the line of the original model, or give --model-type-hf"
+        )
+    raise UserError(
+        f"{where}: no family for {found}. Supported architectures: "
+        f"{', '.join(family.hf_architecture for family in FAMILIES)}. To add one, write "
+        f"mindspeed_llm/models/{model_type or 'name'}.py after the pattern of llama.py and list "
+        "it in registry.py"
+    )
+
+
+def family_of_shape(shape: ModelShape) -> Family:
+    """The family whose structure a shape has, when no name and no ``config.json`` is given."""
+    if shape.qk_layernorm:
+        return QWEN3
+    return QWEN2 if shape.add_qkv_bias else LLAMA
+
+
+def read_hf_config(folder: Path | str) -> dict[str, Any]:
+    """Parse ``folder/config.json``.
+
+    Raises:
+        UserError: if it is missing or not JSON.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist; a Hugging Face model folder has a config.json"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); download it again") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object; download it again")
+    return config
