@@ -1,0 +1,121 @@
+"""From a shape and a layout to Megatron's config and this rank's part of the model."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mindspeed.errors import UserError
+from mindspeed_llm.models.gpt import GPTModel
+from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.models.shape import ModelShape
+
+LayerSpec = ModuleSpec | Callable[[TransformerConfig], ModuleSpec]
+
+
+def transformer_config(
+    shape: ModelShape,
+    layout: PipelineLayout,
+    params_dtype: torch.dtype,
+    **megatron: Any,
+) -> TransformerConfig:
+    """Megatron's config of a shape.
+
+    Args:
+        megatron: further fields of ``TransformerConfig`` (parallel sizes, recomputation, …).
+    """
+    virtual = layout.chunks if layout.chunks > 1 else None
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_query_groups,
+        kv_channels=shape.kv_channels,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_epsilon,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.add_qkv_bias,
+        qk_layernorm=shape.qk_layernorm,
+        params_dtype=params_dtype,
+        fp16=params_dtype == torch.float16,
+        bf16=params_dtype == torch.bfloat16,
+        pipeline_model_parallel_size=layout.pipeline_parallel,
+        pipeline_dtype=params_dtype,
+        virtual_pipeline_model_parallel_size=None if layout.uneven else virtual,
+        pipeline_model_parallel_layout=_megatron_layout(layout) if layout.uneven else None,
+        **megatron,
+    )
+
+
+def _megatron_layout(layout: PipelineLayout) -> list[list[str]]:
+    """Megatron's description of an uneven layout: the parts of each (chunk, stage) in order."""
+    parts = []
+    for chunk in range(layout.chunks):
+        for stage, chunks in enumerate(layout.stages):
+            layers = ["decoder"] * len(chunks[chunk])
+            first = ["embedding"] if layout.is_first(stage, chunk) else []
+            last = ["loss"] if layout.is_last(stage, chunk) else []
+            parts.append(first + layers + last)
+    return parts
+
+
+def build_model(
+    shape: ModelShape,
+    config: TransformerConfig,
+    layout: PipelineLayout,
+    layer_spec: LayerSpec,
+    padded_vocab_size: int,
+) -> list[GPTModel]:
+    """This rank's model chunks (one without virtual pipeline stages), on the current device.
+
+    Needs Megatron's process groups (``parallel_state``) to be initialised.
+    """
+    spec = layer_spec if isinstance(layer_spec, ModuleSpec) else layer_spec(config)
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    return [
+        GPTModel(
+            shape=shape,
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=padded_vocab_size,
+            max_sequence_length=shape.max_position_embeddings,
+            pre_process=layout.is_first(stage, chunk),
+            post_process=layout.is_last(stage, chunk),
+            parallel_output=True,
+            share_embeddings_and_output_weights=shape.tied,
+            position_embedding_type="rope",
+            rotary_base=shape.rotary_base,
+            rotary_percent=shape.rotary_percent,
+            vp_stage=chunk if layout.chunks > 1 else None,
+        )
+        for chunk in range(layout.chunks)
+    ]
+
+
+def import_layer_spec(module: str, name: str) -> LayerSpec:
+    """What ``--spec MODULE NAME`` points at: a module spec, or a function of the config.
+
+    Raises:
+        UserError: if the module or the name does not exist.
+    """
+    try:
+        spec = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--spec {module} {name}: no module {error.name!r}; the specs of the supported "
+            "families are in mindspeed_llm/tasks/models/spec/"
+        ) from None
+    except AttributeError:
+        raise UserError(f"--spec {module} {name}: the module has no {name!r}") from None
+    if not (isinstance(spec, ModuleSpec) or callable(spec)):
+        raise UserError(f"--spec {module} {name}: neither a ModuleSpec nor a function of a config")
+    return spec
