@@ -33,7 +33,9 @@ def get_device() -> Device:
 def choose(wanted: str) -> Device:
     """Choose a device; ``wanted`` is "cpu", "cuda", "npu" or "" for the best one present."""
     if wanted not in ("", "cpu", "cuda", "npu"):
-        raise UserError(f"{ENV}={wanted!r} is not a device: use cpu, cuda or npu, or leave it unset")
+        raise UserError(
+            f"{ENV}={wanted!r} is not a device: use cpu, cuda or npu, or leave it unset"
+        )
     if wanted == "cpu":
         return CpuDevice(f"{ENV}=cpu")
     npu_ok, npu_found = npu.usable() if wanted in ("", "npu") else (False, "")

@@ -1,0 +1,22 @@
+"""The features of the adaptor, in the order in which their patches are applied."""
+
+from __future__ import annotations
+
+from mindspeed.features import (
+    cpu,
+    distributed_optimizer,
+    gpu_packages,
+    no_transformer_engine,
+    npu,
+)
+from mindspeed.features.base import Feature, Level
+
+__all__ = ["FEATURES", "Feature", "Level"]
+
+FEATURES: tuple[Feature, ...] = (
+    gpu_packages.FEATURE,
+    npu.FEATURE,
+    cpu.FEATURE,
+    no_transformer_engine.FEATURE,
+    distributed_optimizer.FEATURE,
+)
