@@ -1,0 +1,1 @@
+"""Data: readers, handlers, tokenizer, preprocessing, and the data sets of training."""

@@ -1,0 +1,50 @@
+"""Readers: texts with their places out of jsonl, json, parquet, arrow, csv and txt files.
+
+Every reader streams: it holds a few megabytes of its file, whatever the file's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from mindspeed_llm.data.readers.columns import read_arrow, read_parquet
+from mindspeed_llm.data.readers.files import find_inputs, format_of
+from mindspeed_llm.data.readers.json_array import read_json
+from mindspeed_llm.data.readers.jsonl import read_jsonl
+from mindspeed_llm.data.readers.records import BadRecords, Batch
+from mindspeed_llm.data.readers.text import read_csv, read_txt
+
+__all__ = ["BATCH_BYTES", "BadRecords", "Batch", "find_inputs", "format_of", "read_batches"]
+
+# Large enough that the cost of a batch is nothing, small enough that eight in flight are too.
+BATCH_BYTES = 4 << 20
+
+READERS: dict[str, Callable[[Path, Sequence[str], BadRecords, int], Iterator[Batch]]] = {
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "csv": read_csv,
+    "txt": read_txt,
+}
+
+
+def read_batches(
+    files: Sequence[Path],
+    keys: Sequence[str],
+    bad: BadRecords,
+    batch_bytes: int = BATCH_BYTES,
+) -> Iterator[Batch]:
+    """Yield the records of ``files`` in order, in batches of about ``batch_bytes``.
+
+    Args:
+        files: of the formats that :func:`find_inputs` knows.
+        keys: the columns to read; for nested ones a dotted path.
+        bad: what to do with a record that cannot be used.
+
+    Raises:
+        UserError: an unreadable file, a missing column, or a bad record that is not skipped.
+    """
+    for path in files:
+        yield from READERS[str(format_of(path))](path, keys, bad, batch_bytes)
