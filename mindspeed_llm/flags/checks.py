@@ -1,0 +1,381 @@
+"""Cross-flag rules that need neither the number of processes nor the model shape.
+
+Each rule yields a sentence per fault; :func:`mindspeed_llm.flags.validate.check_flags` collects
+them all into one error. They forbid what Megatron's own argument checks forbid (those are not in
+the ``megatron-core`` package), for the features that exist here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from mindspeed_llm.flags.config import Config
+
+Rule = Callable[[Config], Iterator[str]]
+
+
+def _required(config: Config) -> Iterator[str]:
+    needed = {
+        "preprocess": ("input", "output_prefix"),
+        "convert": ("load_dir", "save_dir"),
+        "pretrain": ("seq_length", "lr"),
+        "inference": (),
+    }[config.tool]
+    for dest in needed:
+        if config.value(dest) is None:
+            yield f"--{dest.replace('_', '-')} is required"
+
+
+def _tokenizer(config: Config) -> Iterator[str]:
+    flags = config.tokenizer
+    kind = flags.tokenizer_type
+    if kind == "NullTokenizer":
+        if config.tool == "preprocess":
+            yield "--tokenizer-type NullTokenizer cannot tokenize text; use PretrainedFromHF"
+        elif config.model.vocab_size is None:
+            yield "--tokenizer-type NullTokenizer needs --vocab-size"
+    elif (config.tool == "preprocess" or kind is not None) and not (
+        flags.tokenizer_name_or_path or flags.tokenizer_model
+    ):
+        yield "--tokenizer-name-or-path is required: the folder with tokenizer.json"
+
+
+def _convert(config: Config) -> Iterator[str]:
+    flags = config.convert
+    if flags.load_model_type == flags.save_model_type:
+        yield (
+            f"--load-model-type and --save-model-type are both {flags.load_model_type}; to change "
+            "the parallel layout, load the checkpoint at the new one: that just works"
+        )
+    if flags.save_model_type == "hf":
+        for dest in ("target_tensor_parallel_size", "target_pipeline_parallel_size"):
+            if getattr(flags, dest) != 1:
+                yield f"--{dest.replace('_', '-')} has no meaning when writing Hugging Face weights"
+    if flags.load_dir and flags.save_dir:
+        same = os.path.realpath(flags.load_dir) == os.path.realpath(flags.save_dir)
+        if same:
+            yield "--load-dir and --save-dir are the same folder; the source would be overwritten"
+
+
+def _precision(config: Config) -> Iterator[str]:
+    flags = config.training
+    if flags.bf16 and flags.fp16:
+        yield "--bf16 and --fp16 exclude each other"
+    if config.model.fp32_residual_connection and not (flags.bf16 or flags.fp16):
+        yield "--fp32-residual-connection needs --bf16 or --fp16"
+    if flags.grad_reduce_in_bf16:
+        if not flags.bf16:
+            yield "--grad-reduce-in-bf16 needs --bf16"
+        if flags.accumulate_allreduce_grads_in_fp32:
+            yield (
+                "--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32 exclude each other"
+            )
+
+
+def _length(config: Config) -> Iterator[str]:
+    training, schedule = config.training, config.optimizer
+    if training.train_iters is not None and training.train_samples is not None:
+        yield "--train-iters and --train-samples exclude each other"
+    elif training.train_iters is None and training.train_samples is None:
+        if not training.skip_train:
+            yield "--train-iters or --train-samples is required"
+    elif training.train_samples is None:
+        clash = {
+            "--lr-decay-samples": schedule.lr_decay_samples,
+            "--lr-wsd-decay-samples": schedule.lr_wsd_decay_samples,
+            "--lr-warmup-samples": schedule.lr_warmup_samples,
+            "--rampup-batch-size": training.rampup_batch_size,
+        }
+        for name, value in clash.items():
+            if value:
+                yield f"{name} goes with --train-samples, not with --train-iters"
+    else:
+        clash = {
+            "--lr-decay-iters": schedule.lr_decay_iters,
+            "--lr-wsd-decay-iters": schedule.lr_wsd_decay_iters,
+            "--lr-warmup-iters": schedule.lr_warmup_iters,
+        }
+        for name, value in clash.items():
+            if value:
+                yield f"{name} goes with --train-iters, not with --train-samples"
+
+
+def _rampup(config: Config) -> Iterator[str]:
+    training = config.training
+    if training.rampup_batch_size is None:
+        return
+    start, increment, _ = training.rampup_batch_size
+    if start < 1 or increment < 1:
+        yield "--rampup-batch-size: start size and increment must be at least 1"
+        return
+    if training.global_batch_size is None:
+        yield "--rampup-batch-size needs --global-batch-size"
+        return
+    grows = training.global_batch_size - start
+    if grows <= 0 or grows % increment:
+        yield (
+            f"--rampup-batch-size: from {start} in steps of {increment} does not reach "
+            f"--global-batch-size {training.global_batch_size}"
+        )
+
+
+def _schedule(config: Config) -> Iterator[str]:
+    flags = config.optimizer
+    if flags.lr is not None and flags.min_lr > flags.lr:
+        yield f"--min-lr {flags.min_lr:g} is above --lr {flags.lr:g}"
+    if flags.lr is not None and flags.lr_warmup_init > flags.lr:
+        yield f"--lr-warmup-init {flags.lr_warmup_init:g} is above --lr {flags.lr:g}"
+    if flags.lr_warmup_fraction is not None:
+        for dest in ("lr_warmup_iters", "lr_warmup_samples"):
+            if getattr(flags, dest):
+                yield f"--lr-warmup-fraction and --{dest.replace('_', '-')} exclude each other"
+    yield from _warm_up_fits(config)
+    if flags.lr_decay_style == "WSD":
+        by_samples = config.training.train_samples is not None
+        unit = "samples" if by_samples else "iters"
+        if getattr(flags, f"lr_wsd_decay_{unit}") is None:
+            yield f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}"
+    if flags.override_opt_param_scheduler and flags.use_checkpoint_opt_param_scheduler:
+        yield (
+            "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude "
+            "each other"
+        )
+
+
+def _warm_up_fits(config: Config) -> Iterator[str]:
+    flags, training = config.optimizer, config.training
+    for unit, total in (("iters", training.train_iters), ("samples", training.train_samples)):
+        decay = getattr(flags, f"lr_decay_{unit}") or total
+        warm_up = getattr(flags, f"lr_warmup_{unit}")
+        if decay and warm_up >= decay:
+            yield (
+                f"--lr-warmup-{unit} {warm_up} is not shorter than the decay of {decay} "
+                f"(--lr-decay-{unit}, or --train-{unit})"
+            )
+        annealing = getattr(flags, f"lr_wsd_decay_{unit}")
+        if decay and annealing and annealing > decay:
+            yield f"--lr-wsd-decay-{unit} {annealing} is longer than the decay of {decay}"
+
+
+def _weight_decay(config: Config) -> Iterator[str]:
+    flags = config.optimizer
+    ends = {"--start-weight-decay": flags.start_weight_decay}
+    ends["--end-weight-decay"] = flags.end_weight_decay
+    if flags.weight_decay_incr_style == "constant":
+        for name, value in ends.items():
+            if value is not None:
+                yield f"{name} needs --weight-decay-incr-style linear or cosine"
+        return
+    for name, value in ends.items():
+        if value is None:
+            yield f"--weight-decay-incr-style {flags.weight_decay_incr_style} needs {name}"
+    if None not in ends.values():
+        assert flags.start_weight_decay is not None and flags.end_weight_decay is not None
+        if flags.end_weight_decay < flags.start_weight_decay:
+            yield "--end-weight-decay is below --start-weight-decay; it can only grow"
+
+
+def _recomputation(config: Config) -> Iterator[str]:
+    flags = config.training
+    if flags.recompute_activations and flags.recompute_granularity == "full":
+        yield "--recompute-activations means selective; leave it out with granularity full"
+    granularity = "selective" if flags.recompute_activations else flags.recompute_granularity
+    details = {
+        "--recompute-method": flags.recompute_method,
+        "--recompute-num-layers": flags.recompute_num_layers,
+    }
+    for name, value in details.items():
+        if granularity == "full" and value is None:
+            yield f"--recompute-granularity full needs {name}"
+        if granularity != "full" and value is not None:
+            yield f"{name} needs --recompute-granularity full"
+    if flags.recompute_modules is not None and granularity != "selective":
+        yield "--recompute-modules needs --recompute-granularity selective"
+    if flags.distribute_saved_activations:
+        if granularity != "full":
+            yield "--distribute-saved-activations needs --recompute-granularity full"
+        if config.parallel.tensor_model_parallel_size == 1:
+            yield "--distribute-saved-activations needs --tensor-model-parallel-size above 1"
+        elif config.parallel.sequence_parallel:
+            yield "--distribute-saved-activations and --sequence-parallel exclude each other"
+
+
+def _overlap(config: Config) -> Iterator[str]:
+    flags = config.parallel
+    if flags.overlap_param_gather and not flags.use_distributed_optimizer:
+        yield "--overlap-param-gather needs --use-distributed-optimizer"
+    if flags.overlap_param_gather and not flags.overlap_grad_reduce:
+        yield "--overlap-param-gather needs --overlap-grad-reduce"
+    without_gloo = flags.use_distributed_optimizer and not flags.enable_gloo_process_groups
+    if without_gloo and config.checkpoint.ckpt_format != "torch_dist":
+        yield (
+            "--disable-gloo-process-groups with --use-distributed-optimizer needs "
+            "--ckpt-format torch_dist"
+        )
+
+
+def _pipeline(config: Config) -> Iterator[str]:
+    flags = config.parallel
+    stages = flags.pipeline_model_parallel_size
+    if flags.num_layers_per_virtual_pipeline_stage is not None:
+        if stages == 1:
+            yield (
+                "--num-layers-per-virtual-pipeline-stage needs --pipeline-model-parallel-size "
+                "above 1"
+            )
+        elif stages == 2 and not flags.overlap_p2p_comm:
+            yield (
+                "--no-overlap-p2p-communication with an interleaved schedule needs more than 2 "
+                "pipeline stages: messages between the same two ranks would mix"
+            )
+        if flags.num_layer_list is not None:
+            yield (
+                "--num-layer-list and --num-layers-per-virtual-pipeline-stage exclude each other: "
+                "the list gives the layers of whole stages"
+            )
+
+
+def _save(config: Config) -> Iterator[str]:
+    flags = config.checkpoint
+    if flags.save is not None and flags.save_interval is None:
+        yield "--save needs --save-interval"
+    if flags.save_interval is not None and flags.save is None and config.tool == "pretrain":
+        yield "--save-interval needs --save"
+    if flags.save_retain_interval is not None:
+        if flags.save_interval is None:
+            yield "--save-retain-interval needs --save-interval"
+        elif flags.save_retain_interval % flags.save_interval:
+            yield (
+                f"--save-retain-interval {flags.save_retain_interval} is not a multiple of "
+                f"--save-interval {flags.save_interval}"
+            )
+    if flags.auto_resume and flags.save is None:
+        yield "--auto-resume needs --save"
+    if flags.enable_hf2mg_convert and flags.load is None:
+        yield "--enable-hf2mg-convert needs --load: the folder of Hugging Face weights"
+
+
+def _data(config: Config) -> Iterator[str]:
+    flags = config.data
+    per_split = {
+        "--train-data-path": flags.train_data_path,
+        "--valid-data-path": flags.valid_data_path,
+        "--test-data-path": flags.test_data_path,
+    }
+    sources = [
+        name
+        for name, given in (
+            ("--data-path", flags.data_path),
+            ("--mock-data", flags.mock_data),
+            (" ".join(name for name, value in per_split.items() if value), any(per_split.values())),
+        )
+        if given
+    ]
+    if len(sources) > 1:
+        yield f"{' and '.join(sources)} exclude each other: give one source of data"
+    if not sources:
+        yield "--data-path is required (or --train-data-path, or --mock-data)"
+    yield from check_split(flags.split)
+
+
+def check_split(split: str) -> Iterator[str]:
+    """Faults of a ``--split`` value: up to three shares, none negative, not all zero."""
+    try:
+        shares = [float(part) for part in split.split(",")]
+    except ValueError:
+        shares = []
+    good = 1 <= len(shares) <= 3 and all(math.isfinite(s) and s >= 0 for s in shares)
+    if not good or sum(shares) <= 0:
+        yield (
+            f"--split {split!r} is not up to three shares (training, evaluation, test) such as "
+            "949,50,1"
+        )
+
+
+def _rope(config: Config) -> Iterator[str]:
+    flags = config.model
+    given = "position_embedding_type" in config.given
+    if flags.use_rotary_position_embeddings and given and flags.position_embedding_type != "rope":
+        yield (
+            "--use-rotary-position-embeddings contradicts --position-embedding-type "
+            f"{flags.position_embedding_type}"
+        )
+    low, high = flags.low_freq_factor, flags.high_freq_factor
+    if low is not None and high is not None and high <= low:
+        yield f"--high-freq-factor {high:g} must be above --low-freq-factor {low:g}"
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    tasks = config.inference.task or ()
+    if len(tasks) > 1:
+        yield f"--task takes one of greedy and do_sample, not {' '.join(tasks)}"
+    if "greedy" in tasks:
+        for dest in ("temperature", "top_k", "top_p"):
+            if dest in config.given:
+                yield f"--task greedy and --{dest.replace('_', '-')} contradict each other"
+    if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
+        yield "--num-layers-per-virtual-pipeline-stage: generation does not interleave stages"
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "preprocess": (_required, _tokenizer),
+    "convert": (_required, _convert),
+    "pretrain": (
+        _required,
+        _tokenizer,
+        _precision,
+        _length,
+        _rampup,
+        _schedule,
+        _weight_decay,
+        _recomputation,
+        _overlap,
+        _pipeline,
+        _save,
+        _data,
+        _rope,
+    ),
+    "inference": (_required, _tokenizer, _precision, _rope, _sampling),
+}
+
+
+def faults(config: Config) -> list[str]:
+    """All faults of the flags of ``config`` among themselves."""
+    return [fault for rule in RULES[config.tool] for fault in rule(config)]
+
+
+def settle(config: Config) -> tuple[Config, list[str]]:
+    """Apply what some flags imply for others, as Megatron does.
+
+    Returns:
+        The settled configuration, and a line for each change that a user would not expect.
+    """
+    model, training = config.model, config.training
+    parallel, checkpoint = config.parallel, config.checkpoint
+    notes = []
+    if model.use_rotary_position_embeddings:
+        model = replace(model, position_embedding_type="rope")
+    if model.rope_scaling_type == "llama3":
+        model = replace(model, use_rope_scaling=True)
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        parallel = replace(parallel, sequence_parallel=False)
+        notes.append("--sequence-parallel is off: there is one tensor-parallel rank")
+    if parallel.num_layers_per_virtual_pipeline_stage is None:
+        # Only the interleaved schedule overlaps its messages or aligns its gathers.
+        parallel = replace(parallel, overlap_p2p_comm=False, align_param_gather=False)
+    if training.recompute_activations:
+        training = replace(training, recompute_granularity="selective")
+    if training.bf16 and not training.grad_reduce_in_bf16:
+        training = replace(training, accumulate_allreduce_grads_in_fp32=True)
+    if training.fp16 and training.loss_scale is None and training.check_for_nan_in_loss_and_grad:
+        training = replace(training, check_for_nan_in_loss_and_grad=False)
+        notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
+    if training.skip_train and not checkpoint.no_load_optim:
+        checkpoint = replace(checkpoint, no_load_optim=True)
+    settled = replace(
+        config, model=model, training=training, parallel=parallel, checkpoint=checkpoint
+    )
+    return settled, notes

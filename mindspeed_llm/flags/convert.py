@@ -1,0 +1,130 @@
+"""Flags of ``convert_ckpt_v2.py`` and of the older ``convert_ckpt.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_llm.flags.core import Group, comma_numbers, flag
+from mindspeed_llm.flags.status import neutral, part_of, unsupported
+
+EXPERTS = "mixture of experts"
+LORA = "LoRA"
+
+
+@dataclass(frozen=True)
+class ConvertFlags(Group):
+    title = "conversion"
+
+    load_model_type: str = flag(
+        "hf", "Form of --load-dir: hf (Hugging Face) or mg (Megatron).", choices=("hf", "mg")
+    )
+    save_model_type: str = flag("mg", "Form of --save-dir.", choices=("mg", "hf"))
+    load_dir: str | None = flag(None, "Folder to read.")
+    save_dir: str | None = flag(None, "Folder to write.")
+    model_type_hf: str | None = flag(
+        None, "Model family, e.g. llama, qwen25, qwen3; from config.json when left out."
+    )
+    hf_cfg_dir: str | None = flag(
+        None, "mg to hf: folder of the original config.json and tokenizer."
+    )
+    target_tensor_parallel_size: int = flag(1, "Tensor-parallel size to write.", at_least=1)
+    target_pipeline_parallel_size: int = flag(1, "Pipeline stages to write.", at_least=1)
+    num_layers_per_virtual_pipeline_stage: int | None = flag(
+        None, "Layers of one model chunk, for the interleaved schedule.", at_least=1
+    )
+    num_layer_list: tuple[int, ...] | None = flag(
+        None, "Layers of each stage, e.g. 15,15,15,16.", convert=comma_numbers, at_least=1
+    )
+    make_vocab_size_divisible_by: int = flag(
+        1, "Pad the vocabulary to a multiple of this times the tensor-parallel size.", at_least=1
+    )
+    padded_vocab_size: int | None = flag(None, "Rows of the embedding table to write.", at_least=1)
+    params_dtype: str | None = flag(
+        None,
+        "Cast the weights; each keeps its stored type when left out.",
+        choices=("fp32", "fp16", "bf16"),
+    )
+    num_layers: int | None = flag(
+        None, "Convert only the first layers (a small model for tests).", at_least=1
+    )
+    transformer_impl: str = flag(
+        "local",
+        "Whose names the weights get.",
+        choices=("local",),
+        refused={"transformer_engine": "TransformerEngine modules"},
+    )
+    save_layer_by_layer: bool = flag(
+        False,
+        "Write one layer at a time.",
+        effect=neutral("", "cpu", "cuda", "npu"),
+    )
+
+    # Names of the older tool
+    model_type: str = flag(
+        "GPT", "Kind of model.", choices=("GPT",), refused={"BERT": "BERT models"}
+    )
+    use_mcore_models: bool = flag(
+        False, "Write Megatron-Core weights (always so; the flag is kept for scripts)."
+    )
+    add_qkv_bias: bool = flag(
+        False, "The model has biases on query, key and value; checked against the weights."
+    )
+    tokenizer_model: str | None = flag(
+        None,
+        "Tokenizer file.",
+        effect=neutral("tokenizer files are carried over from --load-dir"),
+    )
+    max_queue_size: int = flag(50, "Size of a queue.", effect=neutral("there is no queue any more"))
+    no_checking: bool = flag(False, "Skip checks.", effect=unsupported("conversion without checks"))
+    spec: tuple[str, ...] | None = flag(
+        None,
+        "Layer spec.",
+        nargs=2,
+        effect=neutral("the family decides"),
+    )
+    ckpt_format: str = flag(
+        "torch",
+        "Form of Megatron files.",
+        choices=("torch",),
+        refused={"torch_dist": "conversion to torch_dist"},
+    )
+    post_norm: bool = flag(
+        False,
+        "Norms after attention and MLP.",
+        effect=unsupported("sandwich norms (Gemma 2, GLM-4)"),
+    )
+
+    # Families and features to come
+    target_expert_parallel_size: int = flag(1, "Expert-parallel size.", effect=unsupported(EXPERTS))
+    expert_tensor_parallel_size: int | None = flag(
+        None, "Tensor-parallel size of experts.", effect=unsupported(EXPERTS)
+    )
+    moe_grouped_gemm: bool = flag(False, "Experts in one tensor.", effect=unsupported(EXPERTS))
+    moe_tp_extend_ep: bool = flag(
+        False, "Experts over tensor-parallel ranks.", effect=unsupported(EXPERTS)
+    )
+    first_k_dense_replace: int | None = flag(
+        None, "Leading layers without experts.", effect=unsupported(EXPERTS)
+    )
+    noop_layers: tuple[int, ...] | None = flag(
+        None,
+        "Layers that do nothing.",
+        convert=comma_numbers,
+        effect=unsupported("no-op layers", ()),
+    )
+    mtp_num_layers: int = flag(
+        0, "Multi-token prediction layers.", effect=unsupported("multi-token prediction")
+    )
+    mla_mm_split: bool = flag(
+        False, "Split up-projections.", effect=unsupported("multi-head latent attention")
+    )
+    schedules_method: str | None = flag(
+        None, "Another pipeline schedule.", effect=unsupported("DualPipeV schedule")
+    )
+    lora_load: str | None = flag(None, "Folder of adapters.", effect=unsupported(LORA))
+    lora_target_modules: tuple[str, ...] = flag(
+        (), "Layers with an adapter.", nargs="+", effect=unsupported(LORA)
+    )
+    save_lora_to_hf: bool = flag(False, "Write adapters.", effect=unsupported(LORA))
+    lora_r: int = flag(16, "Rank of adapters.", effect=part_of("lora_load"))
+    lora_alpha: int = flag(32, "Scale of adapters.", effect=part_of("lora_load"))

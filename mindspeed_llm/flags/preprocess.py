@@ -1,0 +1,102 @@
+"""Flags of ``preprocess_data.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_llm.flags.core import flag
+from mindspeed_llm.flags.data import INSTRUCTION, RawDataFlags
+from mindspeed_llm.flags.status import neutral, part_of, unsupported
+
+MIX = "mixing data sets"
+
+
+@dataclass(frozen=True)
+class PreprocessFlags(RawDataFlags):
+    title = "preprocessing"
+
+    input: str | None = flag(
+        None,
+        "File or folder of raw text: jsonl, json (also .gz, .zst), parquet, csv, txt.",
+    )
+    output_prefix: str | None = flag(
+        None, "Path and name of the result; _text_document.bin and .idx are appended."
+    )
+    json_keys: tuple[str, ...] = flag(("text",), "Keys or columns to tokenize.", nargs="+")
+    append_eod: bool = flag(False, "End each document with the end-of-document token.")
+    on_error: str = flag(
+        "stop",
+        "A broken record: stop with its file and line, or skip and count it.",
+        choices=("stop", "skip"),
+    )
+    log_interval: int = flag(1000, "Documents between progress reports.", at_least=1)
+    seed: int = flag(1234, "Random seed.", effect=neutral("nothing is drawn at random here"))
+    dataset_impl: str = flag(
+        "mmap",
+        "Form of the result.",
+        choices=("mmap",),
+        refused={"lazy": "lazy data sets", "cached": "cached data sets"},
+    )
+    n_subs: int = flag(
+        1,
+        "Split the work into parts.",
+        at_least=1,
+        effect=neutral("the input is streamed through --workers, without parts"),
+    )
+    datasets: str | None = flag(
+        None, "Not used by anything.", effect=neutral("not used by anything")
+    )
+    split_sentences: bool = flag(
+        False, "One entry per sentence.", effect=unsupported("sentence splitting")
+    )
+    keep_newlines: bool = flag(
+        False, "Keep newlines of sentences.", effect=part_of("split_sentences")
+    )
+    seq_length: int | None = flag(None, "Longest sample.", effect=unsupported(INSTRUCTION))
+    max_samples: int | None = flag(
+        None, "Take only the first samples.", effect=unsupported("taking the first samples")
+    )
+    merge_group_keys: tuple[str, ...] | None = flag(
+        None,
+        "Join the data sets of a folder by name.",
+        nargs="+",
+        effect=unsupported("joining data sets"),
+    )
+    pad_to_multiple_of: int = flag(
+        1, "Round document lengths up.", effect=unsupported("padded documents")
+    )
+    make_vocab_size_divisible_by: int = flag(
+        128, "Vocabulary padding.", effect=neutral("padding is a matter of the model, not the data")
+    )
+    pad_vocab_size_to: int | None = flag(
+        None,
+        "Vocabulary padding.",
+        effect=neutral("padding is a matter of the model, not the data"),
+    )
+    dataset_dir: str | None = flag(None, "Folder of dataset_info.json.", effect=unsupported(MIX))
+    mix_strategy: str = flag(
+        "concat",
+        "How data sets are mixed.",
+        choices=("concat", "interleave_under", "interleave_over"),
+        effect=unsupported(MIX),
+    )
+    interleave_probs: str | None = flag(None, "Shares of mixed data sets.", effect=unsupported(MIX))
+    script_data_dir: str | None = flag(
+        None, "Data folder of a loading script.", effect=unsupported("loading scripts")
+    )
+    reward_tokens: tuple[str, ...] = flag(
+        (), "Reward labels.", nargs="*", effect=unsupported("reward data")
+    )
+    data_obfuscation: bool = flag(
+        False, "Obfuscate the data.", effect=unsupported("data obfuscation")
+    )
+    obf_seed_content: str | None = flag(None, "Seed of it.", effect=part_of("data_obfuscation"))
+    reasoning_effort: str | None = flag(
+        None, "Effort of thinking.", choices=("max", "high"), effect=unsupported(INSTRUCTION)
+    )
+    drop_thinking: str = flag(
+        "True",
+        "Drop earlier thinking.",
+        choices=("True", "False"),
+        effect=part_of("reasoning_effort"),
+    )
