@@ -14,6 +14,7 @@ import sys
 from mindspeed.device import Device, get_device
 from mindspeed.errors import UserError
 from mindspeed.features import FEATURES, Level
+from mindspeed.ops import dispatch
 from mindspeed.patching import PatchInfo, patcher
 
 FLAG = "--optimization-level"
@@ -50,6 +51,7 @@ def apply(level: int = Level.FULL) -> Device:
     if patcher.active:
         return device
     patcher.clear()
+    dispatch.set_level(level)
     for feature in FEATURES:
         if feature.level <= level and device.name in feature.devices:
             patches = [patch for patch in feature.patches if device.name in patch.devices]

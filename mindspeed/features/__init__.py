@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspeed.features import (
     cpu,
     distributed_optimizer,
+    fused_operators,
     gpu_packages,
     no_transformer_engine,
     npu,
@@ -19,4 +20,5 @@ FEATURES: tuple[Feature, ...] = (
     cpu.FEATURE,
     no_transformer_engine.FEATURE,
     distributed_optimizer.FEATURE,
+    fused_operators.FEATURE,
 )

@@ -1,0 +1,107 @@
+"""Megatron's core attention through :func:`mindspeed.ops.attention.attention`."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+from megatron.core import tensor_parallel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from mindspeed.ops.attention import attention
+
+_CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
+
+
+class DotProductAttention(MegatronModule):
+    """Attention between this rank's heads, without expanding grouped keys and values.
+
+    The constructor has the signature of Megatron's class of this name, so that layer specs can name
+    either. A causal layer needs no mask: one that is given is taken for the causal mask, unless the
+    mask type is ``arbitrary`` or ``padding``.
+
+    Raises:
+        ValueError: the config asks for something that this class does not do.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        _refuse_unsupported(config)
+        self.layer_number = max(1, layer_number)
+        self.attn_mask_type = attn_mask_type
+        self.attention_type = attention_type
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        width = k_channels or config.kv_channels
+        self.softmax_scale = 1 / math.sqrt(width) if softmax_scale is None else softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """Query [sq, b, heads/tp, d], key and value [sk, b, groups/tp, d] -> [sq, b, heads/tp · d].
+
+        Args:
+            attention_mask: bool [b or 1, 1, sq, sk], True where a key is hidden.
+            attn_mask_type: overrides the layer's (Megatron passes ``no_mask`` when decoding).
+        """
+        if packed_seq_params is not None:
+            raise ValueError(
+                "packed sequences (packed_seq_params) are not supported by the local attention: "
+                "give a mask instead, or leave packing off"
+            )
+        if attention_bias is not None:
+            raise ValueError("attention_bias is not supported by the local attention")
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        causal = kind in _CAUSAL and (kind is AttnMaskType.causal or attention_mask is None)
+        mask = None if causal or kind is AttnMaskType.no_mask else attention_mask
+        dropout = self.dropout if self.training else 0.0
+        with self._random_state(dropout):
+            return attention(
+                query,
+                key,
+                value,
+                scale=self.softmax_scale,
+                causal=causal,
+                mask=mask,
+                dropout=dropout,
+            )
+
+    def _random_state(self, dropout: float):
+        """Heads differ between tensor-parallel ranks, and so must their dropout."""
+        if not dropout or self.config.sequence_parallel:
+            return nullcontext()
+        return tensor_parallel.get_cuda_rng_tracker().fork()
+
+
+def _refuse_unsupported(config: TransformerConfig) -> None:
+    if config.context_parallel_size > 1:
+        raise ValueError("context parallelism is not supported by the local attention")
+    if config.window_size is not None:
+        raise ValueError("sliding-window attention (window_size) is not supported here")
+    if config.softmax_type != "vanilla":
+        raise ValueError(f"softmax_type {config.softmax_type!r} is not supported here")
+    if config.apply_query_key_layer_scaling:
+        raise ValueError("apply_query_key_layer_scaling is not supported here")
