@@ -27,8 +27,8 @@ class CheckpointFlags(Group):
         tools=TRAINING,
     )
     finetune: bool = flag(False, "Load weights only and start at iteration 0.", tools=TRAINING)
-    no_load_optim: bool = flag(False, "Do not load the optimizer state.", tools=TRAINING)
-    no_load_rng: bool = flag(False, "Do not load the random state.", tools=TRAINING)
+    no_load_optim: bool = flag(False, "Do not load the optimizer state.")
+    no_load_rng: bool = flag(False, "Do not load the random state.")
     exit_on_missing_checkpoint: bool = flag(
         False, "A --load folder without a checkpoint is an error (it is one already)."
     )
@@ -96,7 +96,6 @@ class CheckpointFlags(Group):
             "fsdp_dtensor": "Megatron FSDP checkpoints",
             "zarr": "zarr checkpoints",
         },
-        tools=TRAINING,
     )
     async_save: bool = flag(
         False,

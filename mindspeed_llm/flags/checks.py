@@ -32,6 +32,8 @@ def _required(config: Config) -> Iterator[str]:
 def _tokenizer(config: Config) -> Iterator[str]:
     flags = config.tokenizer
     kind = flags.tokenizer_type
+    if config.preprocess.merge_group_keys:
+        return
     if kind == "NullTokenizer":
         if config.tool == "preprocess":
             yield "--tokenizer-type NullTokenizer cannot tokenize text; use PretrainedFromHF"
@@ -370,7 +372,11 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         training = replace(training, recompute_granularity="selective")
     if training.bf16 and not training.grad_reduce_in_bf16:
         training = replace(training, accumulate_allreduce_grads_in_fp32=True)
-    if training.fp16 and training.loss_scale is None and training.check_for_nan_in_loss_and_grad:
+    if (
+        training.fp16
+        and config.optimizer.loss_scale is None
+        and training.check_for_nan_in_loss_and_grad
+    ):
         training = replace(training, check_for_nan_in_loss_and_grad=False)
         notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
     if training.skip_train and not checkpoint.no_load_optim:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import neutral, unsupported
+from mindspeed_llm.flags.status import neutral, part_of, unsupported
+
+SCALED = part_of("fp16")
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,8 @@ class OptimizerFlags(Group):
     optimizer: str = flag(
         "adam",
         "Optimizer.",
-        choices=("adam", "sgd"),
-        refused={"muon": "Muon optimizer", "dist_muon": "Muon optimizer"},
+        choices=("adam",),
+        refused={"sgd": "SGD optimizer", "muon": "Muon optimizer", "dist_muon": "Muon optimizer"},
     )
     optimizer_selection: str = flag(
         "fused_adamw",
@@ -88,8 +90,22 @@ class OptimizerFlags(Group):
     adam_beta1: float = flag(0.9, "Adam's beta 1.", at_least=0, below=1)
     adam_beta2: float = flag(0.999, "Adam's beta 2.", at_least=0, below=1)
     adam_eps: float = flag(1e-8, "Adam's epsilon.", above=0)
-    sgd_momentum: float = flag(0.9, "Momentum of SGD.", at_least=0, below=1)
+    sgd_momentum: float = flag(0.9, "Momentum of SGD.", effect=part_of("optimizer"))
 
+    # Loss scaling of fp16
+    loss_scale: float | None = flag(
+        None, "Fixed loss scale; without it the scale adapts.", above=0, effect=SCALED
+    )
+    initial_loss_scale: float = flag(
+        2.0**32, "First loss scale where it adapts.", above=0, effect=SCALED
+    )
+    min_loss_scale: float = flag(1.0, "Smallest loss scale.", above=0, effect=SCALED)
+    loss_scale_window: float = flag(
+        1000.0, "Good iterations before the scale grows.", above=0, effect=SCALED
+    )
+    hysteresis: int = flag(2, "Overflows before the scale shrinks.", at_least=1, effect=SCALED)
+
+    # Memory
     reuse_fp32_param: bool = flag(
         False,
         "Let the bf16 weights share the memory of the fp32 ones.",

@@ -108,7 +108,10 @@ class ParallelFlags(Group):
         None, "Elements of a gradient bucket.", at_least=1, tools=TRAINING
     )
     ddp_average_in_collective: bool = flag(
-        False, "Average inside the gradient reduction.", tools=TRAINING
+        False,
+        "Average inside the gradient reduction.",
+        effect=neutral("gradients are summed, and divided by the number of tokens"),
+        tools=TRAINING,
     )
     use_torch_fsdp2: bool = flag(
         False, "torch's FSDP2.", effect=unsupported("FSDP2"), tools=TRAINING

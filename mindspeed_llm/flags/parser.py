@@ -28,6 +28,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises :class:`UserError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("ignored explicit argument", "takes no value, but has")
         raise UserError(message.removeprefix("argument "))
 
 

@@ -58,9 +58,8 @@ class PreprocessFlags(RawDataFlags):
     )
     merge_group_keys: tuple[str, ...] | None = flag(
         None,
-        "Join the data sets of a folder by name.",
+        "Instead of tokenizing, join the data sets of the folder --input whose names hold a key.",
         nargs="+",
-        effect=unsupported("joining data sets"),
     )
     pad_to_multiple_of: int = flag(
         1, "Round document lengths up.", effect=unsupported("padded documents")

@@ -9,7 +9,6 @@ from mindspeed_llm.flags.status import neutral, part_of, unsupported
 
 TRAINING = frozenset({"pretrain"})
 EVERYWHERE: frozenset[str] = frozenset()
-SCALED = part_of("fp16")
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,6 @@ class TrainingFlags(Group):
     # Precision
     bf16: bool = flag(False, "Train in bfloat16 with fp32 master weights.", tools=EVERYWHERE)
     fp16: bool = flag(False, "Train in float16 with loss scaling.", tools=EVERYWHERE)
-    loss_scale: float | None = flag(
-        None, "Fixed loss scale; without it the scale adapts.", above=0, effect=SCALED
-    )
-    initial_loss_scale: float = flag(
-        2.0**32, "First loss scale where it adapts.", above=0, effect=SCALED
-    )
-    min_loss_scale: float = flag(1.0, "Smallest loss scale.", above=0, effect=SCALED)
-    loss_scale_window: float = flag(
-        1000.0, "Good iterations before the scale grows.", above=0, effect=SCALED
-    )
-    hysteresis: int = flag(2, "Overflows before the scale shrinks.", at_least=1, effect=SCALED)
     fp16_lm_cross_entropy: bool = flag(
         False, "Cross-entropy in fp16.", effect=unsupported("cross-entropy in fp16")
     )
@@ -108,7 +96,7 @@ class TrainingFlags(Group):
     )
     grad_reduce_in_bf16: bool = flag(False, "Accumulate and reduce gradients in bfloat16.")
     calculate_per_token_loss: bool = flag(
-        False, "Average the loss over all tokens of the global batch."
+        False, "Average the loss over all tokens of the global batch (always so)."
     )
     check_for_nan_in_loss_and_grad: bool = flag(
         True,

@@ -14,7 +14,7 @@ from typing import Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import warn
-from mindspeed_llm.flags.config import GROUPS, TOOLS, group_specs, tool_specs
+from mindspeed_llm.flags.config import GROUPS, TOOLS, group_specs
 from mindspeed_llm.flags.core import FlagSpec
 from mindspeed_llm.flags.parser import closest
 
@@ -36,7 +36,8 @@ def read_yaml(tool: str, path: str) -> dict[str, Any]:
     """Read the flags of ``tool`` from a YAML file.
 
     Raises:
-        UserError: unreadable file, broken YAML, unknown or repeated key, wrong value, each with its line.
+        UserError: unreadable file, broken YAML, unknown or repeated key, wrong value; with the
+            line where there is one.
     """
     import yaml
 
@@ -136,8 +137,11 @@ class _Reader:
         return tuple(spec.read(word) for word in words)
 
     def _unknown(self, written: str, name: str, known: Mapping[str, Any]) -> str:
-        owners = [tool for tool in TOOLS if tool != self.tool and name in _keys(*TOOLS[tool])]
-        if owners and name not in tool_specs(self.tool):
+        here = _keys(*TOOLS[self.tool])
+        if name in here:
+            return f"{written} belongs to the section {here[name][0].group}:"
+        owners = [tool for tool in TOOLS if name in _keys(*TOOLS[tool])]
+        if owners:
             return (
                 f"{written} is a flag of {' and '.join(owners)}, not of {self.tool}; put flags of "
                 "several tools into sections (model:, preprocess:, ...)"
