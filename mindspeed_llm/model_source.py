@@ -1,0 +1,248 @@
+"""Which model a run is about: its shape from files where there are any, checked against flags.
+
+Nothing is matched by hand: ``--load`` (a Hugging Face folder or a Megatron checkpoint) or
+``--hf-config`` supplies the architecture. Shape flags that are given all the same must agree with
+it; every difference is listed in one error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed.errors import UserError
+from mindspeed_llm.models.family import Family
+from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.models.registry import (
+    family_of_hf_config,
+    family_of_shape,
+    get_family,
+    read_hf_config,
+)
+from mindspeed_llm.models.shape import ModelShape, RopeScaling, padded_vocab_size
+
+if TYPE_CHECKING:
+    from mindspeed_llm.checkpoint.source import WeightSource
+    from mindspeed_llm.flags import Config
+
+# Flags whose value is the shape field of the same name.
+_SAME_NAME = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "norm_epsilon",
+    "rotary_base",
+    "rotary_percent",
+    "untie_embeddings_and_output_weights",
+    "add_qkv_bias",
+    "qk_layernorm",
+)
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """The model of a run.
+
+    Attributes:
+        where: where the shape came from, for the start-up block.
+        source: the weights to start from; None for a model from scratch.
+    """
+
+    family: Family
+    shape: ModelShape
+    where: str
+    source: WeightSource | None
+
+    def layout(self, cfg: Config) -> PipelineLayout:
+        """The pipeline layout that the flags ask for."""
+        return PipelineLayout.build(
+            self.shape.num_layers,
+            cfg.parallel.pipeline_model_parallel_size,
+            layers_per_virtual_stage=cfg.parallel.num_layers_per_virtual_pipeline_stage,
+            num_layer_list=cfg.parallel.num_layer_list,
+        )
+
+    def padded_vocab(self, cfg: Config) -> int:
+        """Rows of the embedding table over all tensor-parallel ranks.
+
+        Raises:
+            UserError: if ``--padded-vocab-size`` is too small or does not divide.
+        """
+        ranks = cfg.parallel.tensor_model_parallel_size
+        given = cfg.model.padded_vocab_size
+        if given is None:
+            return padded_vocab_size(
+                self.shape.vocab_size, ranks, cfg.model.make_vocab_size_divisible_by
+            )
+        if given < self.shape.vocab_size or given % ranks:
+            raise UserError(
+                f"--padded-vocab-size {given} must be at least the vocabulary of "
+                f"{self.shape.vocab_size} and a multiple of the tensor-parallel size {ranks}; "
+                "leave it out to have it computed"
+            )
+        return given
+
+
+def resolve_model(
+    cfg: Config,
+    load: Path | str | None,
+    iteration: int | str | None = None,
+    tokenizer_vocab: int | None = None,
+) -> ResolvedModel:
+    """Find the model's shape and the weights to start from.
+
+    Args:
+        load: checkpoint to start from (already decided between ``--load`` and ``--save``).
+        iteration: the iteration in it; None for the one that the pointer file names.
+        tokenizer_vocab: the tokenizer's size, for a model from scratch.
+    """
+    from mindspeed_llm.checkpoint.source import open_source
+
+    source = None
+    if load is not None:
+        source = open_source(load, ckpt_step=iteration, model_type_hf=_model_type(cfg))
+    if cfg.checkpoint.hf_config is not None:
+        resolved = _from_hf_config(cfg, source)
+    elif source is not None:
+        resolved = ResolvedModel(source.family, source.shape, source.describe(), source)
+    else:
+        shape = _from_flags(cfg, tokenizer_vocab)
+        family = family_of_shape(shape)
+        return ResolvedModel(_checked_family(cfg, family), shape, "flags", None)
+    _refuse_differences(cfg, resolved)
+    limit = _given(cfg, "max_position_embeddings")
+    if limit is not None:
+        # Rotary positions have no table: the flag is a limit of the run, not of the weights.
+        shape = dataclasses.replace(resolved.shape, max_position_embeddings=limit)
+        resolved = dataclasses.replace(resolved, shape=shape)
+    return resolved
+
+
+def _model_type(cfg: Config) -> str | None:
+    return _given(cfg, "model_type_hf")
+
+
+def _given(cfg: Config, name: str) -> Any:
+    """The value of a flag that the user set; None when it was left out."""
+    if name not in cfg.given:
+        return None
+    for group in (cfg.model, cfg.checkpoint):
+        if hasattr(group, name):
+            return getattr(group, name)
+    raise KeyError(name)
+
+
+def _checked_family(cfg: Config, found: Family) -> Family:
+    name = _model_type(cfg)
+    if name is None:
+        return found
+    family = get_family(name)
+    if family is not found:
+        raise UserError(
+            f"--model-type-hf {name} is the {family.name} family, but the model is of the "
+            f"{found.name} family; leave the flag out or correct it"
+        )
+    return family
+
+
+def _from_hf_config(cfg: Config, source: WeightSource | None) -> ResolvedModel:
+    folder = Path(cfg.checkpoint.hf_config)
+    if folder.name == "config.json":
+        folder = folder.parent
+    config = read_hf_config(folder)
+    family = _checked_family(cfg, family_of_hf_config(config, str(folder / "config.json")))
+    shape = family.config.to_shape(config)
+    if source is not None:
+        theirs = dataclasses.replace(
+            source.shape, max_position_embeddings=shape.max_position_embeddings
+        )
+        if theirs != shape:
+            lines = [
+                f"{field}: {getattr(theirs, field)} in --load, {getattr(shape, field)} in "
+                "--hf-config"
+                for field in (f.name for f in dataclasses.fields(shape))
+                if getattr(theirs, field) != getattr(shape, field)
+            ]
+            raise UserError("--hf-config and --load are different models:\n  " + "\n  ".join(lines))
+    return ResolvedModel(family, shape, f"{folder}/config.json", source)
+
+
+def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
+    model = cfg.model
+    missing = [f"--{name.replace('_', '-')}" for name in _REQUIRED if getattr(model, name) is None]
+    vocab = model.vocab_size or tokenizer_vocab or model.padded_vocab_size
+    if vocab is None:
+        missing.append("--vocab-size or --padded-vocab-size")
+    if missing:
+        raise UserError(
+            f"the model's shape is not known: {', '.join(missing)} missing. Give them, or let "
+            "--load or --hf-config DIR supply the whole shape"
+        )
+    heads = model.num_attention_heads
+    grouped = model.group_query_attention and model.num_query_groups
+    return ModelShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size or _default_ffn(model.hidden_size),
+        num_attention_heads=heads,
+        num_query_groups=model.num_query_groups if grouped else heads,
+        kv_channels=model.kv_channels or model.hidden_size // heads,
+        vocab_size=vocab,
+        max_position_embeddings=model.max_position_embeddings or cfg.training.seq_length,
+        norm_epsilon=model.norm_epsilon,
+        rotary_base=model.rotary_base,
+        rotary_percent=model.rotary_percent,
+        rope_scaling=_rope_scaling(cfg),
+        untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
+        add_qkv_bias=model.add_qkv_bias,
+        qk_layernorm=model.qk_layernorm,
+    )
+
+
+def _default_ffn(hidden_size: int) -> int:
+    """Megatron's rule for a gated MLP: 8/3 of the hidden size, in steps of 64."""
+    return int(4 * hidden_size * 2 / 3) // 64 * 64
+
+
+def _rope_scaling(cfg: Config) -> RopeScaling | None:
+    model = cfg.model
+    if not (model.use_rope_scaling or model.rope_scaling_type == "llama3"):
+        return None
+    return RopeScaling(
+        factor=model.rope_scaling_factor,
+        low_freq_factor=model.low_freq_factor or 1.0,
+        high_freq_factor=model.high_freq_factor or 4.0,
+        original_max_position_embeddings=model.original_max_position_embeddings or 8192,
+    )
+
+
+def _refuse_differences(cfg: Config, resolved: ResolvedModel) -> None:
+    """Every shape flag that was given must say what the files say."""
+    shape = resolved.shape
+    differences = []
+    for name in _SAME_NAME:
+        given = _given(cfg, name)
+        if given is not None and given != getattr(shape, name):
+            differences.append(_difference(name, given, getattr(shape, name)))
+    scaling = _rope_scaling(cfg)
+    if scaling is not None and scaling != shape.rope_scaling:
+        differences.append(_difference("use_rope_scaling", scaling, shape.rope_scaling))
+    vocab = _given(cfg, "vocab_size")
+    if vocab is not None and vocab != shape.vocab_size:
+        differences.append(_difference("vocab_size", vocab, shape.vocab_size))
+    if differences:
+        raise UserError(
+            f"flags disagree with the model in {resolved.where}:\n  "
+            + "\n  ".join(differences)
+            + "\nleave these flags out: the shape is read from the model"
+        )
+
+
+def _difference(name: str, given: Any, found: Any) -> str:
+    return f"--{name.replace('_', '-')} {given}, the model has {found}"

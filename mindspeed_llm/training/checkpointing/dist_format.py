@@ -1,0 +1,88 @@
+"""Megatron's ``torch_dist`` format: every tensor whole, loadable at any TP, PP and DP.
+
+Written and read by ``megatron.core.dist_checkpointing``. The optimizer's state is saved as
+``fully_reshardable``, the one form that was measured to resume rightly at every layout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.validation import StrictHandling
+
+from mindspeed.errors import UserError
+from mindspeed_llm.training.setup import Run
+
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+RNG_KEY = "rng_state"
+
+
+def save(run: Run, folder: Path, common: dict[str, Any], rng: dict[str, Any] | None) -> None:
+    """Write this rank's part of the checkpoint into ``folder``; all ranks call it."""
+    state = dict(common)
+    state |= _model_state(run)
+    if not run.cfg.checkpoint.no_save_optim:
+        state["optimizer"] = run.optimizer.sharded_state_dict(
+            _model_state(run), metadata=METADATA
+        )
+    if rng is not None:
+        state[RNG_KEY] = _sharded_rng(run, rng)
+    dist_checkpointing.save(state, str(folder))
+
+
+def load(run: Run, folder: Path, *, optimizer: bool, rng: bool) -> dict[str, Any]:
+    """Restore this rank, whatever layout the checkpoint was written at.
+
+    Args:
+        rng: restore the generators; asked for only at the layout of the checkpoint.
+
+    Returns:
+        The common part, and ``rng_state`` if asked for.
+    """
+    wanted: dict[str, Any] = _model_state(run)
+    if optimizer:
+        _require(folder, "optimizer", "--no-load-optim starts with a fresh optimizer")
+        wanted["optimizer"] = run.optimizer.sharded_state_dict(
+            _model_state(run), is_loading=True, metadata=METADATA
+        )
+    if rng:
+        _require(folder, RNG_KEY, "--no-load-rng starts with fresh generators")
+        wanted[RNG_KEY] = _sharded_rng(run, {})
+    state = dist_checkpointing.load(
+        wanted, str(folder), strict=StrictHandling.RAISE_UNEXPECTED
+    )
+    for key, model in zip(run.layout.chunk_keys(), run.models, strict=True):
+        model.load_state_dict(state.pop(key), strict=False)
+    if optimizer:
+        run.optimizer.load_state_dict(state.pop("optimizer"))
+    else:
+        run.optimizer.reload_model_params()
+    return state
+
+
+def _model_state(run: Run) -> dict[str, Any]:
+    return {
+        key: model.sharded_state_dict(metadata=dict(METADATA))
+        for key, model in zip(run.layout.chunk_keys(), run.models, strict=True)
+    }
+
+
+def _sharded_rng(run: Run, state: dict[str, Any]) -> ShardedObject:
+    at = run.position
+    return ShardedObject(
+        RNG_KEY,
+        [state],
+        (at.pipeline_size, at.tensor_size),
+        (at.pipeline, at.tensor),
+        replica_id=at.data,
+    )
+
+
+def _require(folder: Path, prefix: str, way_out: str) -> None:
+    """A part that was not saved is an error that names it, not a fresh start."""
+    keys = dist_checkpointing.load_sharded_metadata(str(folder)).keys()
+    if not any(key.startswith(prefix) for key in keys):
+        raise UserError(f"{folder} holds no {prefix} (it was saved without); {way_out}")

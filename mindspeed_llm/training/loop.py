@@ -1,0 +1,113 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+from megatron.core.num_microbatches_calculator import NumMicroBatchesCalculator
+from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+
+from mindspeed_llm.training.checkpointing.save import save_checkpoint
+from mindspeed_llm.training.data import Feed
+from mindspeed_llm.training.metrics import Reporter, say_last
+from mindspeed_llm.training.setup import Run
+from mindspeed_llm.training.signals import StopRequest
+from mindspeed_llm.training.step import StepResult, evaluate, train_step
+
+
+@dataclass
+class Loop:
+    """A run with its data, its log and its reasons to stop."""
+
+    run: Run
+    feed: Feed
+    micro_batches: NumMicroBatchesCalculator
+    reporter: Reporter
+    stop: StopRequest
+    train_iters: int
+
+    def train(self) -> None:
+        """Iterate to the end or to a reason to stop, saving and evaluating on the way."""
+        cfg, progress = self.run.cfg, self.run.progress
+        device = self.run.position.device.torch_device()
+        if cfg.training.manual_gc:
+            gc.disable()
+        self.reporter.restart_clock()
+        saved_at = None
+        while progress.iteration < self.train_iters:
+            self._iterate()
+            iteration = progress.iteration
+            if cfg.training.eval_interval and iteration % cfg.training.eval_interval == 0:
+                self._evaluate("validation")
+            if _due(cfg.checkpoint.save, cfg.checkpoint.save_interval, iteration):
+                self._save()
+                saved_at = iteration
+            interval = cfg.training.manual_gc_interval
+            if cfg.training.manual_gc and interval and iteration % interval == 0:
+                gc.collect()
+            reason = self.stop.reason(iteration, device)
+            if reason is not None:
+                say_last(f"stopping after iteration {iteration}: {reason}")
+                break
+        if cfg.checkpoint.save and saved_at != progress.iteration:
+            self._save()
+        if progress.iteration >= self.train_iters:
+            self._evaluate("test")
+
+    def _iterate(self) -> None:
+        run, progress = self.run, self.run.progress
+        self.micro_batches.update(
+            progress.consumed_train_samples, consistency_check=True, verbose=False
+        )
+        batch_size = self.micro_batches.get_current_running_global_batch_size()
+        result = train_step(
+            run.chunks,
+            run.optimizer,
+            self.feed.train_batches(batch_size),
+            num_microbatches=self.micro_batches.get(),
+            micro_batch_size=run.cfg.training.micro_batch_size,
+            seq_length=run.cfg.training.seq_length,
+        )
+        learning_rate = get_canonical_lr_for_logging(run.optimizer.param_groups)
+        if result.updated:
+            run.scheduler.step(increment=batch_size)
+        progress.iteration += 1
+        progress.consumed_train_samples += batch_size
+        self._report(result, batch_size, learning_rate or 0.0)
+
+    def _report(self, result: StepResult, batch_size: int, learning_rate: float) -> None:
+        progress = self.run.progress
+        self.reporter.step(
+            progress.iteration,
+            result,
+            consumed_samples=progress.consumed_train_samples,
+            learning_rate=learning_rate,
+            global_batch_size=batch_size,
+            loss_scale=float(self.run.optimizer.get_loss_scale().item()),
+        )
+
+    def _evaluate(self, split: str) -> None:
+        training = self.run.cfg.training
+        batch_size = training.global_batch_size
+        batches = self.feed.held_out_batches(split, training.eval_iters * batch_size)
+        if batches is None:
+            return
+        loss = evaluate(
+            self.run.chunks,
+            batches,
+            iterations=training.eval_iters,
+            num_microbatches=batch_size
+            // (training.micro_batch_size * self.run.position.data_size),
+            micro_batch_size=training.micro_batch_size,
+            seq_length=training.seq_length,
+        )
+        self.reporter.evaluation(self.run.progress.iteration, split, loss)
+
+    def _save(self) -> None:
+        save_checkpoint(self.run)
+        self.reporter.restart_clock()
+
+
+def _due(target: str | None, interval: int | None, iteration: int) -> bool:
+    return target is not None and interval is not None and iteration % interval == 0

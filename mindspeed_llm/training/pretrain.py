@@ -1,0 +1,183 @@
+"""``pretrain_gpt.py`` / ``mindspeed-llm pretrain``: continue or start training on raw text.
+
+Run it under torchrun, or let ``--nproc N`` start N processes::
+
+    mindspeed-llm pretrain --nproc 2 --tensor-model-parallel-size 2 --load HF_DIR \
+        --data-path corpus_text_document --seq-length 1024 --micro-batch-size 1 \
+        --global-batch-size 8 --train-iters 100 --lr 1e-5 --bf16 --save ckpt
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from mindspeed_llm.console import box
+from mindspeed_llm.flags import Config, parse, validate
+from mindspeed_llm.launch import is_rank, launch
+
+if TYPE_CHECKING:
+    from mindspeed_llm.data.tokenizer import Tokenizer
+    from mindspeed_llm.distributed import Position
+    from mindspeed_llm.model_source import ResolvedModel
+    from mindspeed_llm.training.checkpointing.load import Saved
+    from mindspeed_llm.training.setup import Run
+
+VERB = "pretrain"
+
+
+def main(argv: list[str]) -> int:
+    """Parse, start the processes if asked to, train."""
+    cfg = parse(VERB, argv)
+    if cfg.parallel.nproc and not is_rank():
+        return launch("mindspeed_llm.cli", [VERB, *argv], cfg.parallel.nproc)
+    train(cfg)
+    return 0
+
+
+def train(cfg: Config) -> None:
+    """Train as ``cfg`` says, in this process as one rank."""
+    from mindspeed_llm import distributed
+    from mindspeed_llm.data.tokenizer import load_tokenizer
+    from mindspeed_llm.model_source import resolve_model
+    from mindspeed_llm.training.checkpointing.load import inspect
+    from mindspeed_llm.training.checkpointing.start import choose_start
+
+    start = choose_start(cfg)
+    saved = inspect(start)
+    tokenizer = load_tokenizer(cfg.tokenizer) if cfg.tokenizer.tokenizer_name_or_path else None
+    vocab = None if tokenizer is None else tokenizer.vocab_size
+    model = resolve_model(cfg, start.root, start.iteration, vocab)
+    cfg = _settled(cfg, model)
+    layout = model.layout(cfg)
+    position = distributed.initialize(cfg, layout.chunks)
+    try:
+        _train(cfg, model, position, saved, tokenizer, start.notes)
+    finally:
+        distributed.shutdown()
+
+
+def _settled(cfg: Config, model: ResolvedModel) -> Config:
+    """The flags with the model's shape and the batch size filled in, and checked."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    shape = model.shape
+    given = cfg.given
+    cfg = cfg.replace(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        group_query_attention=True,
+        num_query_groups=shape.num_query_groups,
+        kv_channels=shape.kv_channels,
+        vocab_size=shape.vocab_size,
+        max_position_embeddings=shape.max_position_embeddings,
+    )
+    derived = validate(cfg, world)
+    cfg = cfg.replace(global_batch_size=derived.global_batch_size)
+    # What was filled in here was not given by the user.
+    return dataclasses.replace(cfg, given=given)
+
+
+def _train(
+    cfg: Config,
+    model: ResolvedModel,
+    position: Position,
+    saved: Saved | None,
+    tokenizer: Tokenizer | None,
+    notes: tuple[str, ...],
+) -> None:
+    from mindspeed_llm.checkpoint.metadata import CheckpointLayout
+    from mindspeed_llm.training.checkpointing.load import (
+        needs_source,
+        resume,
+        wants_full_resume,
+    )
+    from mindspeed_llm.training.data import Feed
+    from mindspeed_llm.training.loop import Loop
+    from mindspeed_llm.training.setup import build_run
+    from mindspeed_llm.training.signals import StopRequest
+    from mindspeed_llm.training.stages import build_micro_batches, train_iterations
+
+    finetune = cfg.checkpoint.finetune
+    layout = CheckpointLayout(position.tensor_size, model.layout(cfg), model.padded_vocab(cfg))
+    micro_batches = build_micro_batches(cfg, position)
+    train_iters = train_iterations(cfg)
+    run, loaded = build_run(
+        cfg,
+        model,
+        position,
+        train_iters,
+        load_weights=needs_source(saved, finetune, layout),
+    )
+    lines = [loaded] if loaded else []
+    if saved is not None and wants_full_resume(saved, finetune):
+        lines += resume(run, saved)
+    elif model.source is not None:
+        lines.append(
+            "--finetune: iteration, schedule, optimizer and generators start afresh"
+            if saved is not None and not saved.weights_only
+            else "weights only: training starts at iteration 0"
+        )
+    feed = Feed(run, tokenizer, train_iters)
+    _announce(run, [*notes, *lines, *feed.describe()])
+    reporter = build_reporter(run, train_iters)
+    training = cfg.training
+    stop = StopRequest(
+        training.exit_signal_handler, training.exit_duration_in_mins, training.exit_interval
+    )
+    loop = Loop(run, feed, micro_batches, reporter, stop, train_iters)
+    try:
+        loop.train()
+    finally:
+        reporter.close()
+
+
+def build_reporter(run: Run, train_iters: int):
+    """The log of a run, beside its checkpoints."""
+    from pathlib import Path
+
+    from mindspeed_llm.training.flops import training_flops
+    from mindspeed_llm.training.metrics import Reporter
+
+    cfg = run.cfg
+    return Reporter(
+        interval=cfg.logging.log_interval,
+        train_iters=train_iters,
+        seq_length=cfg.training.seq_length,
+        flops_per_sequence=training_flops(run.model.shape, 1, cfg.training.seq_length),
+        device=run.position.device,
+        folder=Path(cfg.checkpoint.save) if cfg.checkpoint.save else None,
+        tensorboard_dir=cfg.logging.tensorboard_dir,
+        resumed_at=run.progress.iteration,
+        log_zeros=cfg.logging.log_num_zeros_in_grad,
+    )
+
+
+def _announce(run: Run, lines: list[str]) -> None:
+    """The start-up block: every decision in a line."""
+    import torch
+
+    from mindspeed.ops import dispatch
+
+    cfg, at, shape = run.cfg, run.position, run.model.shape
+    backend = cfg.parallel.distributed_backend
+    block = [
+        f"device    {at.device.name} ({at.device.reason}), {torch.get_num_threads()} threads",
+        f"layout    {at.describe()}",
+        f"          layers per stage {run.layout.describe()}",
+        f"model     {run.model.family.name}, {shape.num_parameters() / 1e6:.1f} M parameters, "
+        f"shape from {run.model.where}",
+        f"vocab     {shape.vocab_size} rows, padded to {run.padded_vocab_size}; padding takes no "
+        "part in the loss",
+        f"dtype     {cfg.params_dtype}"
+        + ("" if cfg.params_dtype == "fp32" else ", gradients and master weights fp32"),
+        f"ops       {dispatch.describe()}",
+        f"batch     {cfg.training.global_batch_size} x {cfg.training.seq_length} tokens",
+    ]
+    if "distributed_backend" in cfg.given and backend != at.device.backend:
+        block.append(f"backend   {at.device.backend}, not {backend}: the device is {at.device.name}")
+    block += [f"start     {line}" for line in lines]
+    block += [f"inactive  {line}" for line in cfg.inactive_flags(at.device.name)]
+    box("mindspeed-llm pretrain", block)

@@ -1,0 +1,164 @@
+"""Everything a training loop works on, built in the one order that is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mindspeed_llm.checkpoint.metadata import CheckpointLayout
+from mindspeed_llm.distributed import Position
+from mindspeed_llm.model_source import ResolvedModel
+from mindspeed_llm.models.builder import build_model, import_layer_spec, transformer_config
+from mindspeed_llm.models.gpt import GPTModel
+from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.training import options
+from mindspeed_llm.training.schedule import build_scheduler
+from mindspeed_llm.training.state import Progress
+
+if TYPE_CHECKING:
+    from mindspeed_llm.flags import Config
+
+
+@dataclass
+class Run:
+    """A training run: its fixed settings, and the objects that change.
+
+    Attributes:
+        models: the bare model chunks of this rank.
+        chunks: the same, wrapped for data parallelism and mixed precision.
+    """
+
+    cfg: Config
+    model: ResolvedModel
+    position: Position
+    layout: PipelineLayout
+    padded_vocab_size: int
+    config: TransformerConfig
+    models: list[GPTModel]
+    chunks: list[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+    progress: Progress
+
+    @property
+    def checkpoint_layout(self) -> CheckpointLayout:
+        """How a checkpoint of this run is divided over ranks."""
+        return CheckpointLayout(self.position.tensor_size, self.layout, self.padded_vocab_size)
+
+
+def build_run(
+    cfg: Config,
+    model: ResolvedModel,
+    position: Position,
+    train_iters: int,
+    *,
+    load_weights: bool,
+) -> tuple[Run, str]:
+    """Build model, optimizer and schedule.
+
+    Args:
+        load_weights: fill the model from ``model.source`` now, before the optimizer takes its
+            copies; a full resume loads later instead.
+
+    Returns:
+        The run, and a line for the start-up block on what was loaded ("" for nothing).
+    """
+    layout = model.layout(cfg)
+    padded = model.padded_vocab(cfg)
+    dtype = options.params_dtype(cfg)
+    config = transformer_config(model.shape, layout, dtype, **options.model_options(cfg, layout))
+    spec = import_layer_spec(*cfg.model.spec) if cfg.model.spec else model.family.layer_spec
+    models = build_model(model.shape, config, layout, spec, padded)
+    loaded = ""
+    if load_weights and model.source is not None:
+        from mindspeed_llm.checkpoint.live import load_into
+
+        loaded = load_into(
+            models,
+            model.source,
+            layout,
+            position.pipeline,
+            position.tensor_parallel(padded),
+        )
+    chunks = _wrap(cfg, config, models, position, dtype)
+    optimizer_config = options.optimizer_config(cfg)
+    optimizer = get_megatron_optimizer(
+        optimizer_config,
+        chunks,
+        config_overrides=get_standard_config_overrides(optimizer_config),
+        use_gloo_process_groups=True,
+    )
+    _connect(cfg, config, chunks, optimizer)
+    run = Run(
+        cfg=cfg,
+        model=model,
+        position=position,
+        layout=layout,
+        padded_vocab_size=padded,
+        config=config,
+        models=models,
+        chunks=chunks,
+        optimizer=optimizer,
+        scheduler=build_scheduler(cfg, optimizer, train_iters),
+        progress=Progress(),
+    )
+    return run, loaded
+
+
+def _wrap(
+    cfg: Config,
+    config: TransformerConfig,
+    models: list[GPTModel],
+    position: Position,
+    dtype: torch.dtype,
+) -> list[DistributedDataParallel]:
+    """Move to the device, cast, and put gradients into contiguous buffers."""
+    ddp_config = options.data_parallel_config(cfg)
+    chunks = []
+    for number, model in enumerate(models):
+        module: torch.nn.Module = model.to(position.device.torch_device())
+        if dtype != torch.float32:
+            module = Float16Module(config, module)
+        chunks.append(
+            DistributedDataParallel(
+                config=config,
+                ddp_config=ddp_config,
+                module=module,
+                # Communication of later chunks is not on the critical path.
+                disable_bucketing=number > 0,
+            )
+        )
+    return chunks
+
+
+def _connect(
+    cfg: Config,
+    config: TransformerConfig,
+    chunks: list[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+) -> None:
+    """Give Megatron's schedules the hooks that its own training loop would set."""
+
+    def one_or_all(functions: list) -> object:
+        return functions[0] if len(functions) == 1 else functions
+
+    config.grad_scale_func = optimizer.scale_loss
+    # Without this, replicated parameters drift apart over TP and tied embeddings over PP.
+    config.finalize_model_grads_func = finalize_model_grads
+    if cfg.parallel.overlap_grad_reduce:
+        config.no_sync_func = one_or_all([chunk.no_sync for chunk in chunks])
+        if cfg.parallel.align_grad_reduce:
+            config.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
+    if cfg.parallel.overlap_param_gather and cfg.parallel.align_param_gather:
+        config.param_sync_func = one_or_all([chunk.start_param_sync for chunk in chunks])
