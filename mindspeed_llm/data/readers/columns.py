@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def read_parquet(
     path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int
 ) -> Iterator[Batch]:
-    """Yield the texts of the columns ``keys``, reading these columns alone, a few rows at a time."""
+    """Yield the texts of the columns ``keys``, these columns alone, a few rows at a time."""
     import pyarrow
     from pyarrow import parquet
 
