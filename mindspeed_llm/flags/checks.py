@@ -350,11 +350,13 @@ def faults(config: Config) -> list[str]:
 
 
 def settle(config: Config) -> tuple[Config, list[str]]:
-    """Apply what some flags imply for others, as Megatron does.
+    """Apply what some flags of a model run imply for others, as Megatron does.
 
     Returns:
         The settled configuration, and a line for each change that a user would not expect.
     """
+    if config.tool not in ("pretrain", "inference"):
+        return config, []
     model, training = config.model, config.training
     parallel, checkpoint = config.parallel, config.checkpoint
     notes = []

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mindspeed.errors import UserError
 from mindspeed_llm.console import warn
 from mindspeed_llm.flags.config import GROUPS, TOOLS, group_specs, tool_specs
-from mindspeed_llm.flags.core import FlagSpec
+from mindspeed_llm.flags.core import FlagSpec, comma_numbers
 from mindspeed_llm.flags.status import Kind
 
 DESCRIPTIONS = {
@@ -54,16 +54,35 @@ def _reader(spec: FlagSpec) -> Callable[[str], Any]:
     return read
 
 
+def default_text(spec: FlagSpec) -> str:
+    """The default as it would be written; empty where there is none to speak of."""
+    if spec.kind is bool or spec.default in (None, ()):
+        return ""
+    return spec.spelled(spec.default).removeprefix(spec.name).strip()
+
+
 def _describe(spec: FlagSpec) -> str:
-    parts = [spec.help.rstrip()]
+    default = default_text(spec)
+    text = f"{spec.help} Default: {default}." if default else spec.help
+    return text.replace("%", "%%")
+
+
+def _metavar(spec: FlagSpec) -> str | tuple[str, ...]:
+    if spec.nargs == 2:
+        return ("MODULE", "NAME")
     if spec.choices:
-        parts.append(f"Choices: {', '.join(map(str, spec.choices))}.")
-    if spec.kind is not bool and spec.default not in (None, ()):
-        default = spec.spelled(spec.default).removeprefix(spec.name).strip()
-        parts.append(f"Default: {default}.")
-    if spec.effect.kind is Kind.UNSUPPORTED:
-        parts.append(f"Refused: not available yet ({spec.effect.note}).")
-    return " ".join(parts).replace("%", "%%")
+        return "{" + ",".join(map(str, spec.choices)) + "}"
+    return "N,N,..." if spec.convert is comma_numbers else spec.kind.__name__.upper()
+
+
+def is_available(spec: FlagSpec, tool: str) -> bool:
+    """Whether ``spec`` can take effect in ``tool`` (and so is worth a place in ``--help``)."""
+    if spec.tools and tool not in spec.tools:
+        return False
+    if spec.effect.kind is Kind.PART_OF:
+        parent = tool_specs(tool).get(spec.effect.parent)
+        return parent is not None and is_available(parent, tool)
+    return spec.effect.kind is not Kind.UNSUPPORTED
 
 
 def _add(group: Any, spec: FlagSpec, shown: bool) -> None:
@@ -73,11 +92,12 @@ def _add(group: Any, spec: FlagSpec, shown: bool) -> None:
         if spec.on:
             group.add_argument(*spec.on, action="store_true", help=text, **common)
         if spec.off:
+            text = text if text is argparse.SUPPRESS else f"Off: {text}"
             group.add_argument(*spec.off, action="store_false", help=text, **common)
         takes: dict[str, Any] = {"nargs": 0}
     else:
         takes = {"nargs": spec.nargs, "type": _reader(spec)}
-        takes["metavar"] = spec.kind.__name__.upper() if spec.nargs != 2 else ("MODULE", "NAME")
+        takes["metavar"] = _metavar(spec)
         group.add_argument(*spec.on, help=text, **takes, **common)
     for name in spec.deprecated:
         group.add_argument(
@@ -92,7 +112,15 @@ def _add(group: Any, spec: FlagSpec, shown: bool) -> None:
 
 def build_parser(tool: str, prog: str | None = None) -> argparse.ArgumentParser:
     """The argparse parser of ``tool``; ``--help`` is grouped and leaves out what is inert there."""
-    parser = _Parser(prog=prog, description=DESCRIPTIONS[tool], allow_abbrev=False)
+    specs = tool_specs(tool).values()
+    refused = [spec.name for spec in specs if spec.effect.kind is Kind.UNSUPPORTED]
+    parser = _Parser(
+        prog=prog,
+        usage="%(prog)s [flags]",
+        description=DESCRIPTIONS[tool],
+        epilog=f"Known, but refused until their feature exists: {', '.join(refused)}.",
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -102,7 +130,7 @@ def build_parser(tool: str, prog: str | None = None) -> argparse.ArgumentParser:
     for name in TOOLS[tool]:
         section = parser.add_argument_group(GROUPS[name].title)
         for spec in group_specs(name):
-            _add(section, spec, shown=not spec.tools or tool in spec.tools)
+            _add(section, spec, shown=is_available(spec, tool))
     return parser
 
 
