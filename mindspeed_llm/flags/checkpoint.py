@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import neutral, part_of, unsupported
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
 TRAINING = frozenset({"pretrain"})
 LORA = "LoRA"
@@ -30,10 +30,10 @@ class CheckpointFlags(Group):
     no_load_optim: bool = flag(False, "Do not load the optimizer state.")
     no_load_rng: bool = flag(False, "Do not load the random state.")
     exit_on_missing_checkpoint: bool = flag(
-        False, "A --load folder without a checkpoint is an error (it is one already)."
+        False, "A --load folder without a checkpoint is an error (always so).", effect=ALWAYS
     )
     use_checkpoint_args: bool = flag(
-        False, "Take the model shape from the checkpoint (always so for what is left out)."
+        False, "Take the model shape from the checkpoint (always so).", effect=ALWAYS
     )
     load_checkpoint_loosely: bool = flag(
         False,
@@ -121,7 +121,7 @@ class CheckpointFlags(Group):
     auto_detect_ckpt_format: bool = flag(
         False,
         "Find out the format when loading (always so).",
-        effect=neutral("", "cpu", "cuda", "npu"),
+        effect=ALWAYS,
     )
     ckpt_fully_parallel_save: bool = flag(
         True,

@@ -8,7 +8,6 @@ the ``megatron-core`` package), for the features that exist here.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -45,36 +44,10 @@ def _tokenizer(config: Config) -> Iterator[str]:
         yield "--tokenizer-name-or-path is required: the folder with tokenizer.json"
 
 
-def _convert(config: Config) -> Iterator[str]:
-    flags = config.convert
-    if flags.load_model_type == flags.save_model_type:
-        yield (
-            f"--load-model-type and --save-model-type are both {flags.load_model_type}; to change "
-            "the parallel layout, load the checkpoint at the new one: that just works"
-        )
-    if flags.save_model_type == "hf":
-        for dest in ("target_tensor_parallel_size", "target_pipeline_parallel_size"):
-            if getattr(flags, dest) != 1:
-                yield f"--{dest.replace('_', '-')} has no meaning when writing Hugging Face weights"
-    if flags.load_dir and flags.save_dir:
-        same = os.path.realpath(flags.load_dir) == os.path.realpath(flags.save_dir)
-        if same:
-            yield "--load-dir and --save-dir are the same folder; the source would be overwritten"
-
-
 def _precision(config: Config) -> Iterator[str]:
     flags = config.training
     if flags.bf16 and flags.fp16:
         yield "--bf16 and --fp16 exclude each other"
-    if config.model.fp32_residual_connection and not (flags.bf16 or flags.fp16):
-        yield "--fp32-residual-connection needs --bf16 or --fp16"
-    if flags.grad_reduce_in_bf16:
-        if not flags.bf16:
-            yield "--grad-reduce-in-bf16 needs --bf16"
-        if flags.accumulate_allreduce_grads_in_fp32:
-            yield (
-                "--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32 exclude each other"
-            )
 
 
 def _length(config: Config) -> Iterator[str]:
@@ -211,12 +184,6 @@ def _overlap(config: Config) -> Iterator[str]:
         yield "--overlap-param-gather needs --use-distributed-optimizer"
     if flags.overlap_param_gather and not flags.overlap_grad_reduce:
         yield "--overlap-param-gather needs --overlap-grad-reduce"
-    without_gloo = flags.use_distributed_optimizer and not flags.enable_gloo_process_groups
-    if without_gloo and config.checkpoint.ckpt_format != "torch_dist":
-        yield (
-            "--disable-gloo-process-groups with --use-distributed-optimizer needs "
-            "--ckpt-format torch_dist"
-        )
 
 
 def _pipeline(config: Config) -> Iterator[str]:
@@ -324,7 +291,7 @@ def _sampling(config: Config) -> Iterator[str]:
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "preprocess": (_required, _tokenizer),
-    "convert": (_required, _convert),
+    "convert": (_required,),
     "pretrain": (
         _required,
         _tokenizer,
@@ -358,7 +325,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     if config.tool not in ("pretrain", "inference"):
         return config, []
     model, training = config.model, config.training
-    parallel, checkpoint = config.parallel, config.checkpoint
+    parallel, checkpoint, optimizer = config.parallel, config.checkpoint, config.optimizer
     notes = []
     if model.use_rotary_position_embeddings:
         model = replace(model, position_embedding_type="rope")
@@ -372,7 +339,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         parallel = replace(parallel, overlap_p2p_comm=False, align_param_gather=False)
     if training.recompute_activations:
         training = replace(training, recompute_granularity="selective")
-    if training.bf16 and not training.grad_reduce_in_bf16:
+    if training.bf16:
         training = replace(training, accumulate_allreduce_grads_in_fp32=True)
     if (
         training.fp16
@@ -381,9 +348,17 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     ):
         training = replace(training, check_for_nan_in_loss_and_grad=False)
         notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
+    if optimizer.weight_decay_incr_style == "constant":
+        decay = optimizer.weight_decay
+        optimizer = replace(optimizer, start_weight_decay=decay, end_weight_decay=decay)
     if training.skip_train and not checkpoint.no_load_optim:
         checkpoint = replace(checkpoint, no_load_optim=True)
     settled = replace(
-        config, model=model, training=training, parallel=parallel, checkpoint=checkpoint
+        config,
+        model=model,
+        training=training,
+        parallel=parallel,
+        checkpoint=checkpoint,
+        optimizer=optimizer,
     )
     return settled, notes

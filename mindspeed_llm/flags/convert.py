@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, comma_numbers, flag
-from mindspeed_llm.flags.status import neutral, part_of, unsupported
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
 EXPERTS = "mixture of experts"
 LORA = "LoRA"
@@ -56,7 +56,7 @@ class ConvertFlags(Group):
     save_layer_by_layer: bool = flag(
         False,
         "Write one layer at a time.",
-        effect=neutral("", "cpu", "cuda", "npu"),
+        effect=ALWAYS,
     )
 
     # Names of the older tool
@@ -64,7 +64,9 @@ class ConvertFlags(Group):
         "GPT", "Kind of model.", choices=("GPT",), refused={"BERT": "BERT models"}
     )
     use_mcore_models: bool = flag(
-        False, "Write Megatron-Core weights (always so; the flag is kept for scripts)."
+        False,
+        "Write Megatron-Core weights (always so; the flag is kept for scripts).",
+        effect=ALWAYS,
     )
     add_qkv_bias: bool = flag(
         False, "The model has biases on query, key and value; checked against the weights."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import neutral, part_of, unsupported
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
 PACKED = "packed samples (documents that do not see each other)"
 INSTRUCTION = "instruction data"
@@ -31,9 +31,7 @@ class RawDataFlags(Group):
     dataset_additional_keys: tuple[str, ...] = flag(
         (), "More columns to carry.", nargs="*", effect=unsupported(INSTRUCTION)
     )
-    streaming: bool = flag(
-        False, "Read the input as a stream (always so).", effect=neutral("", "cpu", "cuda", "npu")
-    )
+    streaming: bool = flag(False, "Read the input as a stream (always so).", effect=ALWAYS)
     hf_datasets_params: str | None = flag(
         None, "Arguments of load_dataset.", effect=unsupported("loading through datasets")
     )
@@ -83,7 +81,7 @@ class DataFlags(RawDataFlags):
         True,
         "Build attention masks with the data.",
         off=("--no-create-attention-mask-in-dataloader",),
-        effect=neutral("causal attention needs no mask tensor", "cpu", "cuda", "npu"),
+        effect=ALWAYS,
     )
     eod_mask_loss: bool = flag(False, "Take no loss on end-of-document tokens.")
     reset_position_ids: bool = flag(

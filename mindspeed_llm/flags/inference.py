@@ -41,8 +41,8 @@ class InferenceFlags(Group):
     top_k: int = flag(50, "Sample among the k likeliest tokens; 0: all.", at_least=0)
     top_p: float = flag(
         0.95,
-        "Sample among the likeliest tokens of this total probability; 1: all.",
-        above=0,
+        "Sample among the likeliest tokens of this total probability; 1: all, 0: greedy.",
+        at_least=0,
         at_most=1,
     )
     use_kv_cache: bool = flag(

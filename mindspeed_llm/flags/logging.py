@@ -43,7 +43,10 @@ class LoggingFlags(Group):
         effect=part_of("timing_log_level"),
     )
     logging_level: int | None = flag(
-        None, "Level of Python's logging (10 debug ... 50 critical).", at_least=0
+        None,
+        "Level of Python's logging (10 debug ... 50 critical).",
+        at_least=0,
+        effect=neutral("Python's logging is left as it is"),
     )
     async_log_allreduce: bool = flag(
         False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import neutral, part_of, unsupported
+from mindspeed_llm.flags.status import ALWAYS, part_of, unsupported
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ class ModelFlags(Group):
     init_method_std: float = flag(0.02, "Standard deviation of new weights.", above=0)
     attention_softmax_in_fp32: bool = flag(
         False,
-        "Softmax of attention in fp32.",
-        effect=neutral(
-            "scaled_dot_product_attention always accumulates in fp32", "cpu", "cuda", "npu"
-        ),
+        "Softmax of attention in fp32 (always so).",
+        effect=ALWAYS,
     )
-    fp32_residual_connection: bool = flag(False, "Keep the residual stream in fp32.")
+    fp32_residual_connection: bool = flag(
+        False, "Keep the residual stream in fp32.", effect=unsupported("fp32 residual stream")
+    )
     apply_query_key_layer_scaling: bool = flag(
         False,
         "Scale scores by 1/layer number.",
@@ -154,7 +154,7 @@ class ModelFlags(Group):
         nargs=2,
     )
     use_mcore_models: bool = flag(
-        False, "Build on Megatron-Core (always so; the flag is kept for scripts)."
+        False, "Build on Megatron-Core (always so; the flag is kept for scripts).", effect=ALWAYS
     )
     use_legacy_models: bool = flag(
         False, "Megatron's models before Core.", effect=unsupported("legacy Megatron models")

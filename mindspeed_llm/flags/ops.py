@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import ALL_DEVICES, neutral, part_of, unsupported
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-ALWAYS = neutral("", *ALL_DEVICES)
-"""Asks for what happens anyway on every device."""
 ASCEND = "an Ascend kernel that is not connected yet"
 
 
@@ -68,9 +66,7 @@ class OpsFlags(Group):
     cross_entropy_fusion_impl: str = flag(
         "native", "Which.", choices=("native", "te"), effect=ALWAYS
     )
-    disable_jit_fuser: bool = flag(
-        False, "No torch.compile of small functions.", effect=neutral("", *ALL_DEVICES)
-    )
+    disable_jit_fuser: bool = flag(False, "No torch.compile of small functions.", effect=ALWAYS)
     shape_order: str = flag(
         "SBH",
         "Layout of Ascend's attention.",

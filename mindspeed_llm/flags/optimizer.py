@@ -25,6 +25,7 @@ class OptimizerFlags(Group):
         "fused_adamw",
         "Which Adam.",
         choices=("fused_adamw", "fused_torch_adamw"),
+        effect=neutral("the fastest AdamW of the device is used"),
         refused={"fused_ema_adamw": "EMA AdamW"},
     )
     lr: float | None = flag(None, "Peak learning rate.", at_least=0)

@@ -146,6 +146,7 @@ class ParallelFlags(Group):
         True,
         "Also make gloo groups beside those of the device.",
         off=("--disable-gloo-process-groups", "--disable-gloo-group"),
+        effect=neutral("gloo groups are always made"),
     )
     nccl_communicator_config_path: str | None = flag(
         None, "Settings of NCCL communicators.", effect=neutral("NCCL tuning is not active yet")

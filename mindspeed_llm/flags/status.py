@@ -48,6 +48,10 @@ def neutral(note: str, *devices: str) -> Effect:
     return Effect(Kind.NEUTRAL, note, frozenset(devices))
 
 
+ALWAYS = neutral("", *ALL_DEVICES)
+"""Asks for what happens anyway, on every device."""
+
+
 def unsupported(feature: str, *harmless: object) -> Effect:
     """Would change the model, loss, data, optimizer or layout, and ``feature`` is missing."""
     return Effect(Kind.UNSUPPORTED, feature, harmless=harmless)

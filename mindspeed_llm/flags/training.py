@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import neutral, part_of, unsupported
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
 TRAINING = frozenset({"pretrain"})
 EVERYWHERE: frozenset[str] = frozenset()
@@ -71,7 +71,9 @@ class TrainingFlags(Group):
         effect=unsupported("data-parallel random initialisation"),
     )
     use_cpu_initialization: bool = flag(
-        False, "Initialise weights on the CPU, the same for every tensor-parallel size."
+        False,
+        "Initialise weights on the CPU, the same for every tensor-parallel size.",
+        effect=unsupported("initialisation on the CPU"),
     )
     init_method_xavier_uniform: bool = flag(
         False,
@@ -94,9 +96,13 @@ class TrainingFlags(Group):
     accumulate_allreduce_grads_in_fp32: bool = flag(
         False, "Accumulate and reduce gradients in fp32 (always so with --bf16)."
     )
-    grad_reduce_in_bf16: bool = flag(False, "Accumulate and reduce gradients in bfloat16.")
+    grad_reduce_in_bf16: bool = flag(
+        False,
+        "Accumulate and reduce gradients in bfloat16.",
+        effect=unsupported("gradients in bfloat16"),
+    )
     calculate_per_token_loss: bool = flag(
-        False, "Average the loss over all tokens of the global batch (always so)."
+        False, "Average the loss over all tokens of the global batch (always so).", effect=ALWAYS
     )
     check_for_nan_in_loss_and_grad: bool = flag(
         True,
@@ -174,5 +180,8 @@ class TrainingFlags(Group):
         0, "Iterations between collections with --manual-gc.", at_least=0
     )
     empty_unused_memory_level: int = flag(
-        0, "Empty the device's memory cache each iteration.", choices=(0, 1, 2)
+        0,
+        "Empty the device's memory cache each iteration.",
+        choices=(0, 1, 2),
+        effect=neutral("emptying the memory cache is not active yet"),
     )

@@ -52,12 +52,6 @@ BY_SAMPLES = "--mock-data --train-samples 100 --lr 1e-3 --seq-length 32"
             "it can only grow",
         ),
         (BASE, "--bf16 --fp16", "--bf16 and --fp16 exclude"),
-        (BASE, "--grad-reduce-in-bf16", "--grad-reduce-in-bf16 needs --bf16"),
-        (
-            BASE,
-            "--bf16 --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32",
-            "exclude each other",
-        ),
         (BASE, "--recompute-granularity full", "full needs --recompute-method"),
         (
             BASE,
@@ -89,11 +83,6 @@ BY_SAMPLES = "--mock-data --train-samples 100 --lr 1e-3 --seq-length 32"
             BASE,
             "--overlap-param-gather --use-distributed-optimizer",
             "needs --overlap-grad-reduce",
-        ),
-        (
-            BASE,
-            "--disable-gloo-process-groups --use-distributed-optimizer --ckpt-format torch",
-            "needs --ckpt-format torch_dist",
         ),
         (BASE, "--num-layers-per-virtual-pipeline-stage 2", "needs --pipeline-model-parallel-size"),
         (
@@ -264,7 +253,8 @@ def test_implied_values():
     assert built.model.position_embedding_type == "rope"
     assert built.training.recompute_granularity == "selective"
     assert built.training.accumulate_allreduce_grads_in_fp32
-    assert not config("--bf16 --grad-reduce-in-bf16").training.accumulate_allreduce_grads_in_fp32
+    assert not config("").training.accumulate_allreduce_grads_in_fp32
+    assert config("--weight-decay 0.3").optimizer.end_weight_decay == 0.3
     assert not config("--fp16").training.check_for_nan_in_loss_and_grad
     assert config("--fp16 --loss-scale 128").training.check_for_nan_in_loss_and_grad
     assert config("--rope-scaling-type llama3").model.use_rope_scaling
@@ -273,14 +263,6 @@ def test_implied_values():
 @pytest.mark.parametrize(
     ("tool", "words", "expected"),
     [
-        ("convert", "--load-dir a --save-dir b --save-model-type hf", "are both hf"),
-        ("convert", "--load-dir a --save-dir ./a", "are the same folder"),
-        (
-            "convert",
-            "--load-dir a --save-dir b --load-model-type mg --save-model-type hf "
-            "--target-tensor-parallel-size 2",
-            "has no meaning when writing Hugging Face",
-        ),
         (
             "preprocess",
             "--input a --output-prefix b --tokenizer-type NullTokenizer",
@@ -297,4 +279,4 @@ def test_other_tools(tool, words, expected):
 
 
 def test_joining_data_sets_needs_no_tokenizer():
-    parse("preprocess", "--input a --output-prefix b --merge-group-keys text".split())
+    parse("preprocess", ["--input", "a", "--output-prefix", "b", "--merge-group-keys", "text"])

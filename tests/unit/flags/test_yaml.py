@@ -105,5 +105,9 @@ def test_unreadable_file():
 
 
 def test_empty_file_changes_nothing(write):
-    argv = ["--config", write("\n"), *"--mock-data --train-iters 1 --lr 1 --seq-length 8".split()]
+    argv = [
+        "--config",
+        write("\n"),
+        *["--mock-data", "--train-iters", "1", "--lr", "1", "--seq-length", "8"],
+    ]
     assert parse("pretrain", argv).training.train_iters == 1
