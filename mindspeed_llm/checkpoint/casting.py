@@ -1,0 +1,64 @@
+"""The requested change of type, and the count of values that are no numbers."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from mindspeed.errors import UserError
+
+
+class Caster:
+    """Casts in one step and watches for values that the new type cannot hold.
+
+    Args:
+        dtype: the wanted type; None keeps each tensor's own.
+
+    Attributes:
+        not_finite: number of NaN and infinite values met.
+        not_finite_in: names of the first tensors with such values.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self.dtype = dtype
+        self.not_finite = 0
+        self.not_finite_in: list[str] = []
+        self._lock = threading.Lock()
+
+    def target(self, stored: torch.dtype) -> torch.dtype:
+        """The type that a tensor of type ``stored`` gets."""
+        return self.dtype or stored
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor in the wanted type.
+
+        Raises:
+            UserError: if finite values would become infinite.
+        """
+        bad = count_not_finite(tensor)
+        if bad:
+            with self._lock:
+                self.not_finite += bad
+                self.not_finite_in.append(name)
+        if self.dtype is None or tensor.dtype == self.dtype:
+            return tensor
+        cast = tensor.to(self.dtype)
+        overflow = count_not_finite(cast) - bad
+        if overflow:
+            largest = tensor[tensor.isfinite()].abs().max().item()
+            raise UserError(
+                f"{name}: {overflow:,} values do not fit into {self.dtype} (largest {largest:g}, "
+                f"limit {torch.finfo(self.dtype).max:g}); nothing was written. Use "
+                "--params-dtype bf16, or leave the flag out to keep the stored type"
+            )
+        return cast
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """Number of NaN and infinite values, in one cheap pass when there are none."""
+    # A sum is finite only if every term is; it may itself overflow, so a count decides.
+    if tensor.sum(dtype=torch.float32).isfinite():
+        return 0
+    return int((~tensor.isfinite()).sum())

@@ -1,0 +1,149 @@
+"""The tensors of a Hugging Face folder: safetensors or ``.bin``, one file or sharded, mapped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.planned_file import TensorSpec
+from mindspeed_llm.checkpoint.safe_load import load_file
+from mindspeed_llm.checkpoint.safetensors_file import DTYPE_NAMES, INDEX, SINGLE
+
+BIN_SINGLE = "pytorch_model.bin"
+BIN_INDEX = "pytorch_model.bin.index.json"
+
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class HfTensors:
+    """Tensors of a folder by name; ``specs`` is read at once, tensors when asked for.
+
+    Raises:
+        UserError: for a missing or damaged file, an index that disagrees with the files, a name
+            that two files hold, or a type other than fp32, fp16 and bf16.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.specs: dict[str, TensorSpec] = {}
+        self.files: list[Path] = []
+        self._where: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        index = self._index()
+        for file in self.files:
+            self._add(file)
+        if index is not None:
+            self._compare(index)
+
+    def get(self, name: str) -> Tensor:
+        """The tensor, as a view of the mapped file where possible."""
+        with self._lock:
+            return self._where[name].get_tensor(name)
+
+    def _index(self) -> dict[str, str] | None:
+        """Fill ``files``; returns the index's name -> file table if there is an index."""
+        for single, index_name in ((SINGLE, INDEX), (BIN_SINGLE, BIN_INDEX)):
+            index_path = self.folder / index_name
+            if index_path.is_file():
+                table = _read_index(index_path)
+                self.files = [self.folder / name for name in sorted(set(table.values()))]
+                absent = [path.name for path in self.files if not path.is_file()]
+                if absent:
+                    raise UserError(
+                        f"{self.folder}: {len(absent)} of {len(self.files)} shards that "
+                        f"{index_name} names are missing: {', '.join(absent[:6])}; download them"
+                    )
+                return table
+            if (self.folder / single).is_file():
+                self.files = [self.folder / single]
+                return None
+        stray = sorted(p.name for p in self.folder.glob("*.safetensors"))
+        hint = f"it holds {', '.join(stray[:4])} but no {INDEX}" if stray else "no weights at all"
+        raise UserError(f"{self.folder} has no {SINGLE} or {INDEX}: {hint}; download it again")
+
+    def _add(self, file: Path) -> None:
+        opened = _BinFile(file) if file.suffix == ".bin" else _SafeFile(file)
+        for name, spec in opened.specs().items():
+            if name in self.specs:
+                raise UserError(f"{self.folder}: {name} is in two files, one of them {file.name}")
+            self.specs[name] = spec
+            self._where[name] = opened
+
+    def _compare(self, index: dict[str, str]) -> None:
+        lost = [name for name in index if name not in self.specs]
+        if lost:
+            raise UserError(
+                f"{self.folder}: the index names {len(lost)} tensors that no file holds: "
+                f"{', '.join(lost[:4])}; download the folder again"
+            )
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        names = [str(file) for file in table.values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a weight index ({error!r}); download it again") from None
+    outside = [name for name in names if Path(name).name != name]
+    if outside or not names:
+        raise UserError(f"{path} names no files, or files outside its folder: {outside[:3]}")
+    return table
+
+
+class _SafeFile:
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="pt", device="cpu")
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(
+                f"{path} ({path.stat().st_size:,} bytes) is truncated or damaged: {error}; "
+                "download it again"
+            ) from None
+
+    def specs(self) -> dict[str, TensorSpec]:
+        specs = {}
+        for name in self._file.keys():  # noqa: SIM118 (not a dict)
+            view = self._file.get_slice(name)
+            kind = view.get_dtype()
+            if kind not in _DTYPES:
+                raise _not_floating(self.path, name, kind)
+            specs[name] = TensorSpec(_DTYPES[kind], tuple(view.get_shape()))
+        return specs
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._file.get_tensor(name)
+
+
+class _BinFile:
+    def __init__(self, path: Path) -> None:
+        content = load_file(path)
+        if not isinstance(content, dict):
+            raise UserError(f"{path} holds a {type(content).__name__}, not tensors by name")
+        self.path = path
+        self._tensors = {name: t for name, t in content.items() if torch.is_tensor(t)}
+
+    def specs(self) -> dict[str, TensorSpec]:
+        for name, tensor in self._tensors.items():
+            if tensor.dtype not in DTYPE_NAMES:
+                raise _not_floating(self.path, name, str(tensor.dtype))
+        return {name: TensorSpec.of(tensor) for name, tensor in self._tensors.items()}
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _not_floating(path: Path, name: str, kind: str) -> UserError:
+    return UserError(
+        f"{path}: {name} is stored as {kind}, which looks quantised; only fp32, fp16 and bf16 "
+        "weights can be converted. Dequantise the model first (transformers can: load it, then "
+        "save_pretrained)"
+    )

@@ -1,0 +1,122 @@
+"""Weights in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.hf_reader import HfTensors
+from mindspeed_llm.checkpoint.placement import EMBEDDING, OUTPUT
+from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems, same_bits
+from mindspeed_llm.models.mapping import Mapping
+from mindspeed_llm.models.registry import family_of_hf_config, read_hf_config
+from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, TensorParallel
+
+# Buffers that old versions of transformers saved and that are computed from the config.
+BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$")
+
+
+class HfSource(WeightSource):
+    """A folder with ``config.json`` and weights.
+
+    Attributes:
+        config: the parsed ``config.json``.
+        ignored: names of stored buffers that are no weights.
+        redundant_output: name of an output layer stored although the embeddings are tied.
+    """
+
+    kind = "hf"
+
+    def __init__(self, folder: Path) -> None:
+        self.config = config = read_hf_config(folder)
+        self.path = self.side_folder = folder
+        self.family = family_of_hf_config(config, str(folder / "config.json"))
+        self.shape = self.family.config.to_shape(config)
+        self._stored = HfTensors(folder)
+        self.ignored = [name for name in self._stored.specs if BUFFERS.search(name)]
+        self._left_out: frozenset[str] = frozenset()
+        self.redundant_output: str | None = None
+        if self.shape.tied:
+            untied = replace(self.shape, untie_embeddings_and_output_weights=True)
+            (name,) = self.family.weights(untied).by_megatron_name(untied)[OUTPUT].hf
+            self.redundant_output = name if name in self._stored.specs else None
+
+    def keep_layers(self, count: int) -> None:
+        """Take the first ``count`` layers only, as though the model had no others."""
+        if count > self.shape.num_layers:
+            raise UserError(f"--num-layers {count}: the model has {self.shape.num_layers} layers")
+        kept = replace(self.shape, num_layers=count)
+        names = {name for entry in self.entries() for name in entry.hf}
+        kept_names = {n for e in self.family.weights(kept).expand(kept) for n in e.hf}
+        self._left_out = frozenset(names - kept_names)
+        self.shape = kept
+        key = next(f.hf for f in self.family.config.fields if f.shape == "num_layers")
+        self.config = {**self.config, key: count}
+        if self.config.get("layer_types"):
+            self.config["layer_types"] = self.config["layer_types"][:count]
+
+    @property
+    def files(self) -> list[Path]:
+        """The weight files."""
+        return self._stored.files
+
+    def check(self) -> None:
+        expected: dict[str, tuple[int, ...]] = {}
+        for entry in self.entries():
+            expected.update(entry.hf_shapes(self.shape))
+        found = {name: spec.dims for name, spec in self._stored.specs.items()}
+        for name in (*self.ignored, *self._left_out, self.redundant_output):
+            found.pop(name, None)  # type: ignore[arg-type]
+        raise_problems(
+            self.path,
+            name_problems(self.path.name, expected, found),
+            "config.json and the weights must belong to one model of family "
+            f"{self.family.name}; check that the download is whole",
+        )
+        if self.redundant_output is not None:
+            self._check_redundant_output(self.redundant_output)
+
+    def _check_redundant_output(self, name: str) -> None:
+        embedding = self.family.weights(self.shape).by_megatron_name(self.shape)[EMBEDDING].hf[0]
+        if not same_bits(self._stored.get(name), self._stored.get(embedding)):
+            raise UserError(
+                f"{self.path}: config.json says that the embeddings are tied, but {name} differs "
+                f"from {embedding}. If the model has its own output layer, set "
+                "tie_word_embeddings to false in config.json; if not, delete the tensor"
+            )
+
+    def dtypes(self, entry: Mapping) -> set[torch.dtype]:
+        return {self._stored.specs[name].dtype for name in entry.hf}
+
+    def full(self, entry: Mapping) -> Tensor:
+        return entry.to_megatron(self.shape, self._tensors(entry))
+
+    def part(self, entry: Mapping, at: TensorParallel) -> Tensor:
+        # Whole heads and MLP rows of one rank are neighbours in each source tensor: cutting first
+        # reads and fuses this rank's rows only.
+        whole_heads = not self.shape.num_query_groups % at.size
+        if len(entry.hf) > 1 and entry.split in (COLUMN, GATED_COLUMN) and whole_heads:
+            cut = tuple(COLUMN.take(tensor, at) for tensor in self._tensors(entry))
+            return entry.to_megatron(_of_one_rank(self.shape, at.size), cut)
+        return super().part(entry, at)
+
+    def _tensors(self, entry: Mapping) -> tuple[Tensor, ...]:
+        return tuple(self._stored.get(name) for name in entry.hf)
+
+    def describe(self) -> str:
+        return "Hugging Face"
+
+
+def _of_one_rank(shape: ModelShape, size: int) -> ModelShape:
+    return replace(
+        shape,
+        num_attention_heads=shape.num_attention_heads // size,
+        num_query_groups=shape.num_query_groups // size,
+        ffn_hidden_size=shape.ffn_hidden_size // size,
+    )

@@ -1,0 +1,103 @@
+"""Which tensors lie on which pipeline stage, under which names: the one list that everyone uses.
+
+Writing, reading and live loading all walk it, so each Megatron tensor is met exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from mindspeed.errors import UserError
+from mindspeed_llm.models.family import Family
+from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
+from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.splits import TensorParallel
+
+EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT = "output_layer.weight"
+
+# TransformerEngine's modules, and torch_dist checkpoints, keep each norm inside the linear layer
+# that follows it.
+_FUSED_NORMS = (
+    ("self_attention.linear_qkv.layer_norm_", "input_layernorm."),
+    ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
+)
+_NO_WEIGHTS = ("_extra_state", "rotary_pos_emb.inv_freq")
+
+
+def canonical_name(name: str) -> str:
+    """The name in the weight map of a parameter that may have a fused-norm name."""
+    for fused, plain in _FUSED_NORMS:
+        name = name.replace(fused, plain)
+    return name
+
+
+def is_weight(name: str) -> bool:
+    """False for entries of a state dict that hold no trained numbers."""
+    return not name.endswith(_NO_WEIGHTS)
+
+
+def chunk_entries(
+    family: Family, shape: ModelShape, layout: PipelineLayout, stage: int, chunk: int
+) -> Iterator[tuple[str, Mapping]]:
+    """(name within the chunk, weight-map entry) of every tensor of one model chunk.
+
+    With tied embeddings and more than one stage, the last chunk's output layer is a copy of the
+    embedding table, as in Megatron's model.
+    """
+    layers = {layer: i for i, layer in enumerate(layout.stages[stage][chunk])}
+    first, last = layout.is_first(stage, chunk), layout.is_last(stage, chunk)
+    embedding = None
+    for entry in family.weights(shape).expand(shape):
+        layer = layer_of(entry.megatron)
+        if layer is not None:
+            if layer in layers:
+                yield with_layer(entry.megatron, layers[layer]), entry
+        elif entry.megatron == EMBEDDING:
+            embedding = entry
+            if first:
+                yield EMBEDDING, entry
+        elif last:
+            yield entry.megatron, entry
+    if shape.tied and last and not first:
+        assert embedding is not None
+        yield OUTPUT, embedding
+
+
+def part_dims(entry: Mapping, shape: ModelShape, at: TensorParallel) -> tuple[int, ...]:
+    """Size of the part of ``entry`` that one tensor-parallel rank holds."""
+    full = torch.empty(entry.dims(shape), device="meta")
+    return tuple(entry.split.take(full, at).shape)
+
+
+def check_tensor_parallel(shape: ModelShape, size: int) -> None:
+    """Refuse a tensor-parallel size over which the model's heads or widths do not divide.
+
+    More ranks than key/value heads are allowed when the heads divide the ranks: Megatron then
+    lets neighbouring ranks share a head, each holding an equal share of its rows.
+
+    Raises:
+        UserError: naming each number that does not fit.
+    """
+    problems = [
+        f"{name} {number}"
+        for name, number in (
+            ("attention heads", shape.num_attention_heads),
+            ("MLP width", shape.ffn_hidden_size),
+        )
+        if number % size
+    ]
+    groups = shape.num_query_groups
+    if groups % size and size % groups:
+        problems.append(f"key/value heads {groups} (must divide it, or be a multiple of it)")
+    if problems:
+        heads = shape.num_attention_heads
+        fits = [n for n in range(1, heads + 1) if not heads % n and not shape.ffn_hidden_size % n]
+        fits = [n for n in fits if not groups % n or not n % groups]
+        raise UserError(
+            f"the model does not divide over tensor-parallel size {size}: {'; '.join(problems)}. "
+            f"Sizes that fit: {', '.join(map(str, fits))}"
+        )
