@@ -266,12 +266,6 @@ def check_split(split: str) -> Iterator[str]:
 
 def _rope(config: Config) -> Iterator[str]:
     flags = config.model
-    given = "position_embedding_type" in config.given
-    if flags.use_rotary_position_embeddings and given and flags.position_embedding_type != "rope":
-        yield (
-            "--use-rotary-position-embeddings contradicts --position-embedding-type "
-            f"{flags.position_embedding_type}"
-        )
     low, high = flags.low_freq_factor, flags.high_freq_factor
     if low is not None and high is not None and high <= low:
         yield f"--high-freq-factor {high:g} must be above --low-freq-factor {low:g}"
@@ -316,6 +310,10 @@ def faults(config: Config) -> list[str]:
     return [fault for rule in RULES[config.tool] for fault in rule(config)]
 
 
+_FORM = {"normalization", "swiglu", "position_embedding_type", "add_bias_linear"}
+"""Flags of the model's form, where the defaults here differ from Megatron's."""
+
+
 def settle(config: Config) -> tuple[Config, list[str]]:
     """Apply what some flags of a model run imply for others, as Megatron does.
 
@@ -327,8 +325,11 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     model, training = config.model, config.training
     parallel, checkpoint, optimizer = config.parallel, config.checkpoint, config.optimizer
     notes = []
-    if model.use_rotary_position_embeddings:
-        model = replace(model, position_embedding_type="rope")
+    if checkpoint.load is None and checkpoint.hf_config is None and _FORM - config.given:
+        notes.append(
+            "a model from flags alone has RMSNorm, a gated SiLU MLP, rotary positions and no "
+            "linear biases (Megatron's own defaults, LayerNorm and so on, are not available)"
+        )
     if model.rope_scaling_type == "llama3":
         model = replace(model, use_rope_scaling=True)
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:

@@ -150,7 +150,9 @@ class FlagSpec:
     def spelled(self, value: Any) -> str:
         """How ``value`` is asked for on a command line."""
         if self.kind is bool and self.nargs is None:
-            return self.on[0] if value and self.on else self.name if value else self.off[0]
+            if value or not self.off:
+                return self.name if value else f"no {self.name}"
+            return self.off[0]
         items = value if isinstance(value, tuple) else (value,)
         glue = "," if self.nargs is None else " "
         return f"{self.name} {glue.join(str(item) for item in items)}"

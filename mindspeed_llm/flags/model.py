@@ -1,7 +1,8 @@
 """Flags of the architecture. Left out, they come from ``config.json`` or the checkpoint.
 
-A default is what Megatron takes when nothing else supplies the value; whether the user gave a
-flag is told by ``Config.given``, not by its value.
+A default is what Megatron takes when nothing else supplies the value, except where all models
+here have one form and Megatron's own default is another (norm, MLP, biases, positions, dropout):
+there it is that form. Whether the user gave a flag is told by ``Config.given``, not by its value.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ class ModelFlags(Group):
     hidden_size: int | None = flag(None, "Width of the residual stream.", at_least=1)
     ffn_hidden_size: int | None = flag(
         None,
-        "Width of the MLP. Without it and without a config: 4 x hidden, or 8/3 x hidden in steps "
-        "of 64 with --swiglu.",
+        "Width of the MLP. Without it and without a config: 8/3 x hidden in steps of 64.",
         at_least=1,
     )
     num_attention_heads: int | None = flag(None, "Number of query heads.", at_least=1)
@@ -53,10 +53,12 @@ class ModelFlags(Group):
 
     # Positions
     position_embedding_type: str = flag(
-        "learned_absolute",
-        "How positions enter the model.",
-        choices=("learned_absolute", "rope", "none"),
+        "rope",
+        "How positions enter the model (Megatron's default: learned_absolute).",
+        choices=("rope",),
         refused={
+            "learned_absolute": "learned position embeddings",
+            "none": "models without positions",
             "relative": "relative position embeddings",
             "mrope": "multi-modal rotary embeddings",
             "alibi": "ALiBi",
@@ -64,7 +66,7 @@ class ModelFlags(Group):
         },
     )
     use_rotary_position_embeddings: bool = flag(
-        False, "Older spelling of --position-embedding-type rope."
+        False, "Older spelling of --position-embedding-type rope.", effect=ALWAYS
     )
     rotary_base: float = flag(10000.0, "Base of the rotary frequencies.", above=0)
     rotary_percent: float = flag(1.0, "Share of each head that is rotated.", above=0, at_most=1)
@@ -98,6 +100,27 @@ class ModelFlags(Group):
     use_glm_rope: bool = flag(
         False, "GLM's rotary form (interleaved pairs).", effect=unsupported("GLM-4 family")
     )
+    dynamic_factor: float = flag(
+        1.0, "Factor of dynamic scaling.", effect=part_of("rope_scaling_type")
+    )
+    longrope_freqs_type: str = flag(
+        "mul",
+        "LongRoPE: how frequencies combine.",
+        choices=("mul", "outer"),
+        effect=part_of("rope_scaling_type"),
+    )
+    long_factor: str | None = flag(
+        None, "LongRoPE factors of long texts.", effect=part_of("rope_scaling_type")
+    )
+    short_factor: str | None = flag(
+        None, "LongRoPE factors of short texts.", effect=part_of("rope_scaling_type")
+    )
+    long_mscale: float | None = flag(
+        None, "LongRoPE scale of long texts.", effect=part_of("rope_scaling_type")
+    )
+    short_mscale: float | None = flag(
+        None, "LongRoPE scale of short texts.", effect=part_of("rope_scaling_type")
+    )
     rope_scaling_original_max_position_embeddings: int | None = flag(
         None, "YaRN: positions before stretching.", effect=part_of("rope_scaling_type")
     )
@@ -119,18 +142,35 @@ class ModelFlags(Group):
     )
 
     # Layers
-    normalization: str = flag("LayerNorm", "Kind of norm.", choices=("LayerNorm", "RMSNorm"))
+    normalization: str = flag(
+        "RMSNorm",
+        "Kind of norm (Megatron's default: LayerNorm).",
+        choices=("RMSNorm",),
+        refused={"LayerNorm": "models with LayerNorm"},
+    )
     norm_epsilon: float = flag(
         1e-5, "Epsilon of the norms.", spellings=("--norm-epsilon", "--layernorm-epsilon"), above=0
     )
     qk_layernorm: bool = flag(False, "Normalise each query and key head.")
-    swiglu: bool = flag(False, "Gated SiLU MLP instead of GELU.")
+    swiglu: bool = flag(
+        True,
+        "Gated SiLU MLP (Megatron's default: GELU).",
+        spellings=("--swiglu",),
+        refused={False: "MLPs without a gate"},
+    )
     add_bias_linear: bool = flag(
-        True, "Biases in the linear layers.", off=("--disable-bias-linear",)
+        False,
+        "Biases in the linear layers (Megatron's default).",
+        off=("--disable-bias-linear",),
+        refused={True: "biases in all linear layers"},
     )
     add_qkv_bias: bool = flag(False, "Bias in the query/key/value projection only.")
-    attention_dropout: float = flag(0.1, "Dropout of attention probabilities.", at_least=0, below=1)
-    hidden_dropout: float = flag(0.1, "Dropout of the hidden state.", at_least=0, below=1)
+    attention_dropout: float = flag(
+        0.0, "Dropout of attention probabilities (Megatron's default: 0.1).", at_least=0, below=1
+    )
+    hidden_dropout: float = flag(
+        0.0, "Dropout of the hidden state (Megatron's default: 0.1).", at_least=0, below=1
+    )
     init_method_std: float = flag(0.02, "Standard deviation of new weights.", above=0)
     attention_softmax_in_fp32: bool = flag(
         False,

@@ -89,7 +89,7 @@ def test_switches_that_set_false():
     assert not config.model.add_bias_linear
     assert not config.ops.bias_swiglu_fusion and not config.ops.apply_rope_fusion
     assert {"add_bias_linear", "bias_swiglu_fusion"} <= config.given
-    assert parsed("pretrain", "").model.add_bias_linear
+    assert parsed("pretrain", "").ops.apply_rope_fusion
 
 
 def test_given_tells_a_choice_from_a_default():
@@ -144,6 +144,9 @@ REFUSALS = [
     ("pretrain", "--lora-target-modules linear_qkv", "LoRA"),
     ("pretrain", "--rope-scaling-type yarn", "YaRN"),
     ("pretrain", "--position-embedding-type alibi", "ALiBi"),
+    ("pretrain", "--position-embedding-type learned_absolute", "learned position embeddings"),
+    ("pretrain", "--normalization LayerNorm", "models with LayerNorm"),
+    ("pretrain", "--add-bias-linear", "biases in all linear layers"),
     ("pretrain", "--transformer-impl transformer_engine", "TransformerEngine"),
     ("pretrain", "--ckpt-format torch_dcp", "FSDP2"),
     ("pretrain", "--recompute-granularity selective --recompute-modules core_attn moe", "experts"),

@@ -114,11 +114,6 @@ BY_SAMPLES = "--mock-data --train-samples 100 --lr 1e-3 --seq-length 32"
         (BASE, "--split=-1,2,0", "is not up to three shares"),
         (BASE, "--tokenizer-type PretrainedFromHF", "--tokenizer-name-or-path is required"),
         (BASE, "--tokenizer-type NullTokenizer", "needs --vocab-size"),
-        (
-            BASE,
-            "--use-rotary-position-embeddings --position-embedding-type learned_absolute",
-            "contradicts --position-embedding-type learned_absolute",
-        ),
         (BASE, "--low-freq-factor 4 --high-freq-factor 1", "must be above --low-freq-factor"),
     ],
 )
@@ -225,6 +220,15 @@ def test_sequence_parallel_on_one_rank_is_off_and_says_so(capsys):
     assert "--sequence-parallel is off" in capsys.readouterr().out
 
 
+def test_form_of_a_model_from_flags_is_said(capsys):
+    config()
+    assert "a model from flags alone has RMSNorm" in capsys.readouterr().out
+    config("--load somewhere")
+    form = "--normalization RMSNorm --swiglu --position-embedding-type rope --disable-bias-linear"
+    config(form)
+    assert capsys.readouterr().out == ""
+
+
 def test_interleaved_at_two_stages_does_not_batch_its_messages():
     words = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
     derived = validate(config(words + " --global-batch-size 4"), 2)
@@ -249,8 +253,7 @@ def test_shape_may_still_be_unknown():
 
 
 def test_implied_values():
-    built = config("--bf16 --use-rotary-position-embeddings --recompute-activations")
-    assert built.model.position_embedding_type == "rope"
+    built = config("--bf16 --recompute-activations")
     assert built.training.recompute_granularity == "selective"
     assert built.training.accumulate_allreduce_grads_in_fp32
     assert not config("").training.accumulate_allreduce_grads_in_fp32

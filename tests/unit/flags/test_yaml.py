@@ -70,6 +70,11 @@ def test_missing_feature_in_a_file_is_refused(write):
         parse("pretrain", ["--config", write(FLAT + "num_experts: 8\n")])
 
 
+def test_form_of_model_that_does_not_exist_is_refused(write):
+    with pytest.raises(UserError, match="no --swiglu needs MLPs without a gate"):
+        parse("pretrain", ["--config", write(FLAT + "swiglu: false\n")])
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
