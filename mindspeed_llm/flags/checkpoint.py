@@ -18,7 +18,10 @@ class CheckpointFlags(Group):
     # Load
     load: str | None = flag(None, "Folder to load: a Megatron checkpoint, or Hugging Face weights.")
     pretrained_checkpoint: str | None = flag(
-        None, "Folder of weights to start from while --load holds nothing yet.", tools=TRAINING
+        None,
+        "Folder of weights to start from while --load holds nothing yet.",
+        effect=unsupported("a second folder to start from (use --load, and --auto-resume)"),
+        tools=TRAINING,
     )
     ckpt_step: int | None = flag(None, "Iteration to load instead of the latest.", at_least=0)
     auto_resume: bool = flag(
@@ -128,6 +131,7 @@ class CheckpointFlags(Group):
         "Split saving over data-parallel ranks (torch_dist).",
         spellings=("--ckpt-fully-parallel-save",),
         off=("--no-ckpt-fully-parallel-save",),
+        effect=neutral("how ranks share the writing is chosen by the format"),
         tools=TRAINING,
     )
     ckpt_fully_parallel_load: bool = flag(

@@ -55,8 +55,7 @@ def _length(config: Config) -> Iterator[str]:
     if training.train_iters is not None and training.train_samples is not None:
         yield "--train-iters and --train-samples exclude each other"
     elif training.train_iters is None and training.train_samples is None:
-        if not training.skip_train:
-            yield "--train-iters or --train-samples is required"
+        yield "--train-iters or --train-samples is required"
     elif training.train_samples is None:
         clash = {
             "--lr-decay-samples": schedule.lr_decay_samples,
@@ -323,7 +322,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     if config.tool not in ("pretrain", "inference"):
         return config, []
     model, training = config.model, config.training
-    parallel, checkpoint, optimizer = config.parallel, config.checkpoint, config.optimizer
+    parallel, optimizer, checkpoint = config.parallel, config.optimizer, config.checkpoint
     notes = []
     if checkpoint.load is None and checkpoint.hf_config is None and _FORM - config.given:
         notes.append(
@@ -352,14 +351,11 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     if optimizer.weight_decay_incr_style == "constant":
         decay = optimizer.weight_decay
         optimizer = replace(optimizer, start_weight_decay=decay, end_weight_decay=decay)
-    if training.skip_train and not checkpoint.no_load_optim:
-        checkpoint = replace(checkpoint, no_load_optim=True)
     settled = replace(
         config,
         model=model,
         training=training,
         parallel=parallel,
-        checkpoint=checkpoint,
         optimizer=optimizer,
     )
     return settled, notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, flag
-from mindspeed_llm.flags.status import neutral, part_of
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of
 
 PROFILE = part_of("profile")
 TENSORBOARD = part_of("tensorboard_dir")
@@ -18,8 +18,12 @@ class LoggingFlags(Group):
     tools = frozenset({"pretrain"})
 
     log_interval: int = flag(100, "Iterations between log lines.", at_least=1)
-    log_throughput: bool = flag(False, "Also log TFLOP/s per device.")
-    log_params_norm: bool = flag(False, "Also log the norm of the weights.")
+    log_throughput: bool = flag(False, "Also log TFLOP/s per device (always so).", effect=ALWAYS)
+    log_params_norm: bool = flag(
+        False,
+        "Also log the norm of the weights.",
+        effect=neutral("the norm of the weights is not logged yet"),
+    )
     log_num_zeros_in_grad: bool = flag(False, "Also log the number of zeros in the gradient.")
     log_progress: bool = flag(
         False, "Keep a progress.txt in --save.", effect=neutral("metrics.jsonl holds the progress")

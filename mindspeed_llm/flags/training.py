@@ -61,7 +61,9 @@ class TrainingFlags(Group):
     eval_interval: int | None = flag(
         None, "Iterations between evaluations; without it, only at the end.", at_least=1
     )
-    skip_train: bool = flag(False, "Only evaluate.")
+    skip_train: bool = flag(
+        False, "Only evaluate.", effect=unsupported("evaluation without training")
+    )
 
     # Randomness
     seed: int = flag(1234, "Random seed.", at_least=1, tools=EVERYWHERE)

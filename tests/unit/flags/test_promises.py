@@ -41,6 +41,6 @@ def test_active_flags_are_read(group):
         if spec.effect.kind is Kind.ACTIVE
         and spec.dest not in SETTLED
         and has_a_choice(spec)
-        and not re.search(rf"""[.'"_]{spec.dest.replace("_", "[_-]")}\b""", text)
+        and not re.search(rf"""\.{spec.dest}\b|["']({spec.dest}|{spec.name})["']""", text)
     ]
     assert not unread, f"declared as taking effect, but nothing reads them: {unread}"
