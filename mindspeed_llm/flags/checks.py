@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from mindspeed_llm.flags.config import Config
 
@@ -263,8 +262,14 @@ def check_split(split: str) -> Iterator[str]:
         )
 
 
-def _rope(config: Config) -> Iterator[str]:
-    flags = config.model
+def _model(config: Config) -> Iterator[str]:
+    flags, checkpoint = config.model, config.checkpoint
+    if checkpoint.load is None:
+        if checkpoint.ckpt_step is not None:
+            yield "--ckpt-step needs --load"
+        alone = flags.num_query_groups is not None and not flags.group_query_attention
+        if alone and checkpoint.hf_config is None:
+            yield "--num-query-groups needs --group-query-attention"
     low, high = flags.low_freq_factor, flags.high_freq_factor
     if low is not None and high is not None and high <= low:
         yield f"--high-freq-factor {high:g} must be above --low-freq-factor {low:g}"
@@ -298,64 +303,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _pipeline,
         _save,
         _data,
-        _rope,
+        _model,
     ),
-    "inference": (_required, _tokenizer, _precision, _rope, _sampling),
+    "inference": (_required, _tokenizer, _precision, _model, _sampling),
 }
 
 
 def faults(config: Config) -> list[str]:
     """All faults of the flags of ``config`` among themselves."""
     return [fault for rule in RULES[config.tool] for fault in rule(config)]
-
-
-_FORM = {"normalization", "swiglu", "position_embedding_type", "add_bias_linear"}
-"""Flags of the model's form, where the defaults here differ from Megatron's."""
-
-
-def settle(config: Config) -> tuple[Config, list[str]]:
-    """Apply what some flags of a model run imply for others, as Megatron does.
-
-    Returns:
-        The settled configuration, and a line for each change that a user would not expect.
-    """
-    if config.tool not in ("pretrain", "inference"):
-        return config, []
-    model, training = config.model, config.training
-    parallel, optimizer, checkpoint = config.parallel, config.optimizer, config.checkpoint
-    notes = []
-    if checkpoint.load is None and checkpoint.hf_config is None and _FORM - config.given:
-        notes.append(
-            "a model from flags alone has RMSNorm, a gated SiLU MLP, rotary positions and no "
-            "linear biases (Megatron's own defaults, LayerNorm and so on, are not available)"
-        )
-    if model.rope_scaling_type == "llama3":
-        model = replace(model, use_rope_scaling=True)
-    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
-        parallel = replace(parallel, sequence_parallel=False)
-        notes.append("--sequence-parallel is off: there is one tensor-parallel rank")
-    if parallel.num_layers_per_virtual_pipeline_stage is None:
-        # Only the interleaved schedule overlaps its messages or aligns its gathers.
-        parallel = replace(parallel, overlap_p2p_comm=False, align_param_gather=False)
-    if training.recompute_activations:
-        training = replace(training, recompute_granularity="selective")
-    if training.bf16:
-        training = replace(training, accumulate_allreduce_grads_in_fp32=True)
-    if (
-        training.fp16
-        and config.optimizer.loss_scale is None
-        and training.check_for_nan_in_loss_and_grad
-    ):
-        training = replace(training, check_for_nan_in_loss_and_grad=False)
-        notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
-    if optimizer.weight_decay_incr_style == "constant":
-        decay = optimizer.weight_decay
-        optimizer = replace(optimizer, start_weight_decay=decay, end_weight_decay=decay)
-    settled = replace(
-        config,
-        model=model,
-        training=training,
-        parallel=parallel,
-        optimizer=optimizer,
-    )
-    return settled, notes

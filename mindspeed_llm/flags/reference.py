@@ -20,6 +20,16 @@ Every flag is declared once. The same names work on the command line and in a YA
 line wins. Names and defaults are Megatron's unless the text says otherwise; of several values of
 one flag the last wins, and abbreviations are not accepted.
 
+```yaml
+# run.yaml: mindspeed-llm pretrain --config run.yaml --lr 2e-4
+parallel:
+  tensor_model_parallel_size: 2
+  sequence_parallel: true
+training: {seq_length: 1024, train_iters: 100, global_batch_size: 8}
+lr: 1e-4
+data_path: [0.7, english_text_document, 0.3, code_text_document]
+```
+
 The last column says what becomes of a flag that is given:
 
 - *takes effect*;

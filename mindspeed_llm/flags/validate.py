@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
-from mindspeed_llm.flags.checks import faults, settle
+from mindspeed_llm.flags.checks import faults
 from mindspeed_llm.flags.config import Config
+from mindspeed_llm.flags.settle import settle
+from mindspeed_llm.launch import is_rank
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ def check_flags(config: Config) -> Config:
     """
     _raise(faults(config))
     settled, notes = settle(config)
-    for note in notes:
-        say(note)
+    if config.parallel.nproc is None or is_rank():
+        # With --nproc this process only starts the ranks, and rank 0 will say it.
+        for note in notes:
+            say(note)
     return settled
 
 
@@ -116,7 +120,6 @@ def _shape_faults(config: Config) -> Iterator[str]:
     model, tensor = config.model, config.parallel.tensor_model_parallel_size
     heads, hidden, groups = model.num_attention_heads, model.hidden_size, model.num_query_groups
     for name, size in (
-        ("--num-attention-heads", heads),
         ("--ffn-hidden-size", model.ffn_hidden_size),
         ("--padded-vocab-size", model.padded_vocab_size),
     ):
@@ -130,11 +133,6 @@ def _shape_faults(config: Config) -> Iterator[str]:
     if heads and groups and model.group_query_attention:
         if heads % groups:
             yield f"--num-attention-heads {heads} does not divide by --num-query-groups {groups}"
-        if groups % tensor and tensor % groups:
-            yield (
-                f"--num-query-groups {groups} neither divides nor is divided by "
-                f"--tensor-model-parallel-size {tensor}"
-            )
     if model.padded_vocab_size and model.vocab_size and model.padded_vocab_size < model.vocab_size:
         yield (
             f"--padded-vocab-size {model.padded_vocab_size} is below --vocab-size "

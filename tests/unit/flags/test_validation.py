@@ -114,6 +114,8 @@ BY_SAMPLES = "--mock-data --train-samples 100 --lr 1e-3 --seq-length 32"
         (BASE, "--split=-1,2,0", "is not up to three shares"),
         (BASE, "--tokenizer-type PretrainedFromHF", "--tokenizer-name-or-path is required"),
         (BASE, "--tokenizer-type NullTokenizer", "needs --vocab-size"),
+        (BASE, "--num-query-groups 2", "--num-query-groups needs --group-query-attention"),
+        (BASE, "--ckpt-step 3", "--ckpt-step needs --load"),
         (BASE, "--low-freq-factor 4 --high-freq-factor 1", "must be above --low-freq-factor"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.flags import parse
+from mindspeed_llm.flags.reference import reference
 
 FLAT = """\
 # a run
@@ -30,6 +31,13 @@ optimizer:
 preprocess:
   json_keys: [text, title]
 """
+
+
+def test_example_of_the_reference_page(write):
+    example = reference().split("```yaml\n")[1].split("```")[0]
+    config = parse("pretrain", ["--config", write(example), "--lr", "2e-4"])
+    assert config.parallel.tensor_model_parallel_size == 2 and config.optimizer.lr == 2e-4
+    assert config.data.data_path == ("0.7", "english_text_document", "0.3", "code_text_document")
 
 
 @pytest.fixture
