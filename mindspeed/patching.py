@@ -1,4 +1,4 @@
-"""Replacing symbols of other packages: by name, with a reason, revertibly, whatever was imported first.
+"""Replacing symbols of other packages: named, with a reason, revertibly, in any import order.
 
 A patch waits for its module: if the module is loaded, it is patched now, otherwise right after its
 own code has run, through an import hook. Nothing is imported only to be patched. If anything fails,
@@ -121,7 +121,7 @@ class PackagePatch(Patch):
 
 @dataclass(frozen=True)
 class ProcessPatch(Patch):
-    """Changes something of the whole process, at once: ``action`` does it and says how to undo it."""
+    """Changes something of the whole process: ``action`` does it and says how to undo it."""
 
     what: str
     action: Callable[[], list[Undo]]

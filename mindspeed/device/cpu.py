@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -37,11 +38,10 @@ class CpuDevice(Device):
         """Operators on a CPU return when they are done."""
 
     def reset_peak_memory(self) -> None:
-        try:
-            # Linux: "5" resets the high-water mark of the resident set (proc(5), clear_refs).
+        # Linux: "5" resets the high-water mark of the resident set (proc(5), clear_refs).
+        # Elsewhere, or where it is not permitted, the peak stays that of the whole run.
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            pass  # elsewhere, or not permitted: the peak is that of the whole run
 
     def memory_bytes(self) -> tuple[int, int]:
         """Anonymous memory of this process (mapped files, such as safetensors, do not count)."""

@@ -68,7 +68,7 @@ class NpuDevice(Device):
 
 
 def usable() -> tuple[bool, str]:
-    """Whether an NPU works here, and what was found. A broken torch_npu is a finding, not a crash."""
+    """Whether an NPU works here, and what was found (a broken torch_npu is a finding)."""
     if importlib.util.find_spec("torch_npu") is None:
         return False, "torch_npu is not installed"
     try:

@@ -19,11 +19,11 @@ import torch
 
 from mindspeed.device.base import Device
 
-_FACTORIES = (
-    "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace "
-    "ones ones_like rand rand_like randint randint_like randn randn_like randperm tensor "
-    "tril_indices triu_indices zeros zeros_like"
-).split()
+_FACTORIES = """
+    arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace
+    ones ones_like rand rand_like randint randint_like randn randn_like randperm tensor
+    tril_indices triu_indices zeros zeros_like
+""".split()  # noqa: SIM905
 
 
 class View(ModuleType):

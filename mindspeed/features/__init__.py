@@ -7,8 +7,10 @@ from mindspeed.features import (
     distributed_optimizer,
     fused_operators,
     gpu_packages,
+    host_memory,
     no_transformer_engine,
     npu,
+    optimizer_speed,
 )
 from mindspeed.features.base import Feature, Level
 
@@ -21,4 +23,6 @@ FEATURES: tuple[Feature, ...] = (
     no_transformer_engine.FEATURE,
     distributed_optimizer.FEATURE,
     fused_operators.FEATURE,
+    optimizer_speed.FEATURE,
+    host_memory.FEATURE,
 )

@@ -7,6 +7,7 @@ only three methods are touched, and those act only when Megatron calls them.
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ def _with_cpu_types(constant: Any) -> Any:
         return constant.replace("torch.cuda.", "torch.") if is_type_name else constant
     if isinstance(constant, tuple):
         parts = tuple(_with_cpu_types(part) for part in constant)
-        return parts if any(new is not old for new, old in zip(parts, constant)) else constant
+        return constant if all(map(operator.is_, parts, constant)) else parts
     if isinstance(constant, CodeType):
         parts = _with_cpu_types(constant.co_consts)
         return constant if parts is constant.co_consts else constant.replace(co_consts=parts)

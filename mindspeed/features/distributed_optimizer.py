@@ -18,7 +18,6 @@ from mindspeed.features.base import Feature, Level
 from mindspeed.patching import SymbolPatch
 
 _CLASS = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
-_IMPLEMENTATION_KEYS = ("fused", "foreach", "capturable")
 
 
 def _is_torch_adam(optimizer: Any) -> bool:
@@ -66,19 +65,9 @@ def _set_states(original: Callable[..., None]) -> Callable[..., None]:
 def _load_state_dict(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any) -> None:
-        if not _is_torch_adam(self.optimizer):
-            original(self, state_dict)
-            return
-        # How Adam is computed belongs to this run's device, not to the one that saved.
-        implementation = [
-            {key: group[key] for key in _IMPLEMENTATION_KEYS if key in group}
-            for group in self.optimizer.param_groups
-        ]
         original(self, state_dict)
-        for group, own in zip(self.optimizer.param_groups, implementation, strict=True):
-            group.update(own)
-        for state in self.optimizer.state.values():
-            if "step" in state:
+        if _is_torch_adam(self.optimizer):
+            for state in self.optimizer.state.values():
                 state["step"] = state["step"].clone()
 
     return load_state_dict

@@ -7,6 +7,7 @@ always works. :func:`ops_in_use` is what the start-up block prints.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ def ops_in_use() -> dict[str, str]:
     return {name: op.form.name for name, op in sorted(_ops.items())}
 
 
+def describe() -> str:
+    """The same in one line."""
+    return ", ".join(f"{name}: {form}" for name, form in ops_in_use().items())
+
+
 @dataclass(frozen=True)
 class Form:
     """One way to compute an operator.
@@ -47,6 +53,11 @@ class Form:
     devices: tuple[str, ...]
     load: Callable[[], Callable[..., Any]]
     usable: Callable[[], bool] = lambda: True
+
+
+def importable(package: str) -> Callable[[], bool]:
+    """A ``usable`` check: whether ``package`` is installed (it is not imported)."""
+    return lambda: importlib.util.find_spec(package) is not None
 
 
 class Op:
