@@ -130,9 +130,9 @@ def _shape_faults(config: Config) -> Iterator[str]:
             f"--hidden-size {hidden} does not divide by --num-attention-heads {heads}; "
             "give the head size with --kv-channels"
         )
-    if heads and groups and model.group_query_attention:
-        if heads % groups:
-            yield f"--num-attention-heads {heads} does not divide by --num-query-groups {groups}"
+    # Heads and groups need not divide over TP: the model fills up with groups that compute nothing.
+    if heads and groups and model.group_query_attention and heads % groups:
+        yield f"--num-attention-heads {heads} does not divide by --num-query-groups {groups}"
     if model.padded_vocab_size and model.vocab_size and model.padded_vocab_size < model.vocab_size:
         yield (
             f"--padded-vocab-size {model.padded_vocab_size} is below --vocab-size "
