@@ -49,7 +49,8 @@ def build_datasets(
     Returns:
         per split a data set whose samples are dicts of ``tokens``, ``labels`` (int64
         [seq_length]), ``loss_mask`` (float32 [seq_length]) and ``position_ids`` (int64
-        [seq_length]); None where nothing is needed, or on a rank that reads none.
+        [seq_length]), with ``--reset-attention-mask`` also ``attention_mask`` (bool [1,
+        seq_length, seq_length], True where attention is not allowed); None where nothing is needed, or on a rank that reads none.
 
     Raises:
         UserError: a data set that is missing, damaged, too small, or of another tokenizer.
@@ -145,7 +146,7 @@ def _config(data: DataFlags, tokenizer: Any, seq_length: int, seed: int, **more:
         reset_attention_mask=data.reset_attention_mask,
         eod_mask_loss=data.eod_mask_loss,
         # Causal attention makes its own mask; a [s, s] tensor a sample would only be carried.
-        create_attention_mask=False,
+        create_attention_mask=data.reset_attention_mask,
         mmap_bin_files=data.mmap_bin_files,
         num_dataset_builder_threads=data.num_dataset_builder_threads,
         **more,
@@ -157,11 +158,12 @@ def _mock(
 ) -> list[Dataset | None]:
     from megatron.core.datasets.gpt_dataset import MockGPTDataset
 
-    from mindspeed_llm.data.index_cache import SequentialBuilder
+    from mindspeed_llm.data.index_cache import SequentialBuilder, without_cache_warnings
 
     config = _config(data, tokenizer, seq_length, seed)
     sizes = _leave_out(config, num_samples)
-    return SequentialBuilder(MockGPTDataset, sizes, lambda: True, config).build()
+    with without_cache_warnings():
+        return SequentialBuilder(MockGPTDataset, sizes, lambda: True, config).build()
 
 
 def _build(

@@ -39,7 +39,7 @@ ODD_TEXTS = (
     "a" * 600 + " " * 300 + "\n" * 100 + "!?" * 100,
     "<s></s><unk><pad> <|endoftext|><|im_start|>user\n<|im_end|> [CLS][SEP][MASK] \u2581\u0120",
 )
-MAX_FAULTY_SHARE = 0.02
+MAX_REFUSED_SHARE = 0.02
 
 
 class EnginesDiffer(Exception):
@@ -136,15 +136,15 @@ class FastokensEngine(Engine):
         """The ids of each text.
 
         Raises:
-            EnginesDiffer: the two engines disagree, or the fast one refuses too much to be fast.
+            EnginesDiffer: the two engines disagree.
         """
         texts = list(texts)
-        encoded = self._encode(texts)
         self._documents += len(texts)
-        if self.refused > 100 and self.refused > MAX_FAULTY_SHARE * self._documents:
-            raise EnginesDiffer(
-                f"fastokens refuses {self.refused} of {self._documents} documents of this corpus"
-            )
+        if self.refused > max(100, MAX_REFUSED_SHARE * self._documents):
+            # Its ids were right so far; looking for the texts it takes costs more than it gains.
+            self.name = "fastokens, then tokenizers (fastokens refused many documents)"
+            return self._reference.encode(texts)
+        encoded = self._encode(texts)
         if texts:
             self._check_one(texts, encoded)
         return encoded

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import logging
 import os
 import socket
 import threading
@@ -97,10 +98,28 @@ def built_in_memory(dataset: Any) -> Iterator[None]:
     dataset.config = copy.copy(config)
     dataset.config.mock = True
     dataset.config.path_to_cache = None
+    with without_cache_warnings():
+        try:
+            yield
+        finally:
+            dataset.config = config
+
+
+@contextlib.contextmanager
+def without_cache_warnings() -> Iterator[None]:
+    """Drop Megatron's warning that indices were not stored, where that is on purpose."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "because path_to_cache is None" not in record.getMessage()
+
+    loggers = [logging.getLogger(cls.__module__) for cls in (GPTDataset, BlendedDataset)]
+    for logger in loggers:
+        logger.addFilter(keep)
     try:
         yield
     finally:
-        dataset.config = config
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 class CachedGPTDataset(GPTDataset):

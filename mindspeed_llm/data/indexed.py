@@ -30,7 +30,8 @@ TYPES_BY_CODE = {
 }  # fmt: skip
 # Megatron takes 16 bits below this many ids, not below 65536.
 UINT16_LIMIT = 65500
-CHUNK = 1 << 20
+MERGE_TOKENS = 1 << 20
+MARKS_AT_ONCE = 1 << 16
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -187,8 +188,8 @@ class IndexedWriter:
             yield starts.tobytes()
             end = int(ends[-1]) if ends.size else end
         if not self._document_lengths:
-            for start in range(0, self.documents + 1, CHUNK):
-                stop = min(start + CHUNK, self.documents + 1)
+            for start in range(0, self.documents + 1, MARKS_AT_ONCE):
+                stop = min(start + MARKS_AT_ONCE, self.documents + 1)
                 yield np.arange(start, stop, dtype=np.int64).tobytes()
             return
         yield np.zeros(1, dtype=np.int64).tobytes()
@@ -334,10 +335,10 @@ def _append(writer: IndexedWriter, header: IndexHeader) -> None:
 
 
 def _documents_until(marks: np.ndarray, lengths: np.ndarray, first: int) -> int:
-    """The end of a run of documents from ``first`` with about CHUNK tokens, at least one."""
+    """The end of a run of documents from ``first`` with about MERGE_TOKENS tokens, at least one."""
     stop = min(first + 4096, len(marks) - 1)
     part = lengths[marks[first] : marks[stop]]
     tokens = np.cumsum(part, dtype=np.int64)
-    sequences = int(np.searchsorted(tokens, CHUNK, side="right"))
+    sequences = int(np.searchsorted(tokens, MERGE_TOKENS, side="right"))
     fitting = int(np.searchsorted(marks[first : stop + 1], marks[first] + sequences, "right")) - 1
     return first + max(1, fitting)

@@ -119,6 +119,8 @@ class JsonText:
                 value, source = self._value()
                 yield line, value, source
                 mark = self.peek()
+                if not mark:
+                    raise self._broken("the file ends inside the array")
                 self.at += 1
                 if mark == "]":
                     break
