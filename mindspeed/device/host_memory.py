@@ -29,7 +29,7 @@ def keep_freed_memory() -> list[Callable[[], None]]:
     undo: list[Callable[[], None]] = []
     if _HUGE_PAGES not in os.environ:
         os.environ[_HUGE_PAGES] = "1"  # read by torch at its first allocation
-        undo.append(lambda: os.environ.pop(_HUGE_PAGES, None) and None)
+        undo.append(_forget_huge_pages)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
         mallopt(_TRIM_THRESHOLD, _KEEP_ALL)
@@ -41,3 +41,7 @@ def keep_freed_memory() -> list[Callable[[], None]]:
 
         undo.append(restore)
     return undo
+
+
+def _forget_huge_pages() -> None:
+    os.environ.pop(_HUGE_PAGES, None)

@@ -23,7 +23,7 @@ _FACTORIES = """
     arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace
     ones ones_like rand rand_like randint randint_like randn randn_like randperm tensor
     tril_indices triu_indices zeros zeros_like
-""".split()  # noqa: SIM905
+""".split()
 
 
 class View(ModuleType):

@@ -46,7 +46,7 @@ class _RmsNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         width = x.shape[-1]
         normed = x * scale
-        product = (grad * normed).view(-1, width)
+        product = (grad * normed).reshape(-1, width)
         mean = torch.mv(product, weight.to(product.dtype)).div_(-width).view(scale.shape)
         grad_x = (grad * scale).mul_(weight).addcmul_(normed, mean.mul_(scale))
         return grad_x.to(x.dtype), product.sum(0).to(weight.dtype), None
