@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,7 +14,12 @@ import torch
 
 import mindspeed.megatron_adaptor  # noqa: F401  (before megatron.core is used)
 from mindspeed.device import Device, get_device, local_rank
+from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import TensorParallel
+
+# Megatron-Core warns of every optional package that it does without; doctor tells of those.
+for _message in ("Transformer Engine and Apex", "Apex is not installed", "full scope is deprecated"):
+    warnings.filterwarnings("ignore", message=_message)
 
 if TYPE_CHECKING:
     from mindspeed_llm.flags import Config
@@ -33,9 +39,9 @@ class Position:
     data: int
     data_size: int
 
-    def tensor_parallel(self, padded_vocab_size: int) -> TensorParallel:
+    def tensor_parallel(self, shape: ModelShape, padded_vocab_size: int) -> TensorParallel:
         """The position that weight splits take."""
-        return TensorParallel(self.tensor, self.tensor_size, padded_vocab_size)
+        return TensorParallel.of(shape, self.tensor, self.tensor_size, padded_vocab_size)
 
     def describe(self) -> str:
         """One line for the start-up block."""
@@ -104,9 +110,7 @@ def _join(device: Device, timeout_minutes: int) -> None:
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group(device.backend, store=store, rank=0, world_size=1)
         return
-    torch.distributed.init_process_group(
-        device.backend, timeout=timedelta(minutes=timeout_minutes)
-    )
+    torch.distributed.init_process_group(device.backend, timeout=timedelta(minutes=timeout_minutes))
 
 
 def _share_processors(device: Device) -> None:

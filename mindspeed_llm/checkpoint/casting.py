@@ -58,7 +58,8 @@ class Caster:
 
 def count_not_finite(tensor: Tensor) -> int:
     """Number of NaN and infinite values, in one cheap pass when there are none."""
-    # A sum is finite only if every term is; it may itself overflow, so a count decides.
-    if tensor.sum(dtype=torch.float32).isfinite():
+    # A sum is finite only if every term is. It may itself overflow, so then a count decides. In
+    # the tensor's own type it is several times faster (PyTorch adds in fp32 inside).
+    if tensor.sum().isfinite():
         return 0
     return int((~tensor.isfinite()).sum())

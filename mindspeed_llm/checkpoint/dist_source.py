@@ -25,7 +25,6 @@ from mindspeed_llm.checkpoint.placement import canonical_name, is_weight
 from mindspeed_llm.checkpoint.safe_load import load_file
 from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
-from mindspeed_llm.models.splits import VOCAB_ROWS
 
 _MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.")
 _SAFE_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
@@ -76,8 +75,8 @@ class DistSource(WeightSource):
         found = {name: tuple(value.size) for name, (_, value) in self._stored.items()}
         for entry in self.entries():
             dims = entry.dims(self.shape)
-            if entry.split is VOCAB_ROWS:
-                dims = (max(self.layout.padded_vocab_size, dims[0]), *dims[1:])
+            if entry.split.padded:
+                dims = self._padded_dims(entry)
             if entry.megatron in self._stored or layer_of(entry.megatron) is None:
                 expected[entry.megatron] = dims
             else:
@@ -97,9 +96,18 @@ class DistSource(WeightSource):
             stored.size[1:] if layer is not None else stored.size, dtype=stored.properties.dtype
         )
         _read(self._reader, key, stored, tensor, layer)
-        if entry.split is VOCAB_ROWS:
-            tensor = tensor[: self.shape.vocab_size]
-        return tensor
+        return entry.split.join([tensor], entry.dims(self.shape))
+
+    def _padded_dims(self, entry: Mapping) -> tuple[int, ...]:
+        """Size of the stored tensor, with the zeros that its layout added."""
+        meta = torch.empty(entry.dims(self.shape), device="meta")
+        ranks = range(self.layout.tensor_parallel)
+        parts = [entry.split.take(meta, self.layout.at(self.shape, rank)) for rank in ranks]
+        dims = list(parts[0].shape)
+        for dim, size in enumerate(meta.shape):
+            if parts[0].shape[dim] != size:
+                dims[dim] = sum(part.shape[dim] for part in parts)
+        return tuple(dims)
 
     def describe(self) -> str:
         return f"Megatron torch_dist, saved at {self.layout.describe()}"

@@ -16,7 +16,7 @@ from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_p
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import family_of_hf_config, read_hf_config
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, TensorParallel
+from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, HEAD_ROWS, TensorParallel
 
 # Buffers that old versions of transformers saved and that are computed from the config.
 BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -101,7 +101,7 @@ class HfSource(WeightSource):
         # Whole heads and MLP rows of one rank are neighbours in each source tensor: cutting first
         # reads and fuses this rank's rows only.
         whole_heads = not self.shape.num_query_groups % at.size
-        if len(entry.hf) > 1 and entry.split in (COLUMN, GATED_COLUMN) and whole_heads:
+        if entry.split is GATED_COLUMN or (entry.split is HEAD_ROWS and whole_heads):
             cut = tuple(COLUMN.take(tensor, at) for tensor in self._tensors(entry))
             return entry.to_megatron(_of_one_rank(self.shape, at.size), cut)
         return super().part(entry, at)

@@ -13,6 +13,7 @@ from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.registry import family_of_shape, get_family
 from mindspeed_llm.models.shape import ModelShape, RopeScaling
+from mindspeed_llm.models.splits import TensorParallel
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Values of ``--params-dtype`` and the types they mean."""
@@ -38,6 +39,10 @@ class CheckpointLayout:
     tensor_parallel: int
     pipeline: PipelineLayout
     padded_vocab_size: int
+
+    def at(self, shape: ModelShape, rank: int) -> TensorParallel:
+        """The position of a tensor-parallel rank."""
+        return TensorParallel.of(shape, rank, self.tensor_parallel, self.padded_vocab_size)
 
     def describe(self) -> str:
         """``TP2 PP4 (15,15,15,16)``: sizes, and the layers of each stage if uneven."""

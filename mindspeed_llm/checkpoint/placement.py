@@ -74,30 +74,17 @@ def part_dims(entry: Mapping, shape: ModelShape, at: TensorParallel) -> tuple[in
 
 
 def check_tensor_parallel(shape: ModelShape, size: int) -> None:
-    """Refuse a tensor-parallel size over which the model's heads or widths do not divide.
+    """Refuse a tensor-parallel size over which the model does not divide.
 
-    More ranks than key/value heads are allowed when the heads divide the ranks: Megatron then
-    lets neighbouring ranks share a head, each holding an equal share of its rows.
+    Vocabulary rows and attention heads are padded where they do not divide; the MLP is not.
 
     Raises:
-        UserError: naming each number that does not fit.
+        UserError: with the sizes that fit.
     """
-    problems = [
-        f"{name} {number}"
-        for name, number in (
-            ("attention heads", shape.num_attention_heads),
-            ("MLP width", shape.ffn_hidden_size),
-        )
-        if number % size
-    ]
-    groups = shape.num_query_groups
-    if groups % size and size % groups:
-        problems.append(f"key/value heads {groups} (must divide it, or be a multiple of it)")
-    if problems:
-        heads = shape.num_attention_heads
-        fits = [n for n in range(1, heads + 1) if not heads % n and not shape.ffn_hidden_size % n]
-        fits = [n for n in fits if not groups % n or not n % groups]
+    width = shape.ffn_hidden_size
+    if width % size:
+        fits = [str(n) for n in range(1, 129) if width % n == 0]
         raise UserError(
-            f"the model does not divide over tensor-parallel size {size}: {'; '.join(problems)}. "
-            f"Sizes that fit: {', '.join(map(str, fits))}"
+            f"the model's MLP width {width} does not divide over tensor-parallel size {size}; "
+            f"sizes that fit: {', '.join(fits)}"
         )

@@ -11,6 +11,7 @@ from mindspeed_llm.checkpoint.hf_source import HfSource
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout
 from mindspeed_llm.checkpoint.source import WeightSource
 from mindspeed_llm.console import box, say, warn
+from mindspeed_llm.models.shape import padded_query_groups
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ def source_notes(source: HfSource, layout: CheckpointLayout) -> list[str]:
         notes.append(
             f"padding   vocabulary {source.shape.vocab_size} -> {layout.padded_vocab_size} rows, "
             "zeros; taken off again on export"
+        )
+    groups, heads = source.shape.num_query_groups, source.shape.num_attention_heads
+    if (padded := padded_query_groups(source.shape, layout.tensor_parallel)) != groups:
+        notes.append(
+            f"padding   heads {heads} -> {heads // groups * padded}, key/value heads {groups} -> "
+            f"{padded}, zeros that change nothing; taken off again on export"
         )
     if source.shape.tied and layout.pipeline.pipeline_parallel > 1:
         notes.append("tied      the last stage holds a copy of the embedding table")

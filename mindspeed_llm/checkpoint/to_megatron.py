@@ -47,10 +47,7 @@ class MegatronWriter:
         self._source = source
         self._layout = layout
         self._cast = cast
-        self._ranks = [
-            TensorParallel(rank, layout.tensor_parallel, layout.padded_vocab_size)
-            for rank in range(layout.tensor_parallel)
-        ]
+        self._ranks = [layout.at(source.shape, rank) for rank in range(layout.tensor_parallel)]
 
     def check(self) -> None:
         """Raise UserError where one Megatron tensor would come from tensors of several types."""

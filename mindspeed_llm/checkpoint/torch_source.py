@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from mindspeed_llm.checkpoint.placement import (
 from mindspeed_llm.checkpoint.safe_load import load_file
 from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems, same_bits
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
-from mindspeed_llm.models.splits import VOCAB_ROWS, TensorParallel
+from mindspeed_llm.models.splits import TensorParallel
 
 
 class TorchSource(WeightSource):
@@ -57,7 +58,7 @@ class TorchSource(WeightSource):
         lines: list[str] = []
         pipeline = self.layout.pipeline
         for tensor_rank in range(self._grid[0]):
-            at = TensorParallel(tensor_rank, self._grid[0], self.layout.padded_vocab_size)
+            at = self.layout.at(self.shape, tensor_rank)
             for stage in range(pipeline.pipeline_parallel):
                 for chunk in range(pipeline.chunks):
                     entries = chunk_entries(self.family, self.shape, pipeline, stage, chunk)
@@ -87,18 +88,17 @@ class TorchSource(WeightSource):
         return {tensor.dtype for tensor in self._parts(entry)}
 
     def full(self, entry: Mapping) -> Tensor:
-        return entry.split.join(self._parts(entry), self.shape.vocab_size)
+        return entry.split.join(self._parts(entry), entry.dims(self.shape))
 
     def part(self, entry: Mapping, at: TensorParallel) -> Tensor:
         mine = self.layout.tensor_parallel
-        padded = self.layout.padded_vocab_size
-        if at.size == mine and (entry.split is not VOCAB_ROWS or at.padded_vocab_size == padded):
+        if at.same_layout(self.layout.at(self.shape, 0)):
             return self._parts(entry)[at.rank]
-        if at.size % mine == 0 and entry.split is not VOCAB_ROWS:
+        if at.size % mine == 0 and not entry.split.padded:
             # Each stored part is divided further: the others need not be read.
             finer = at.size // mine
             piece = self._parts(entry)[at.rank // finer]
-            return entry.split.take(piece, TensorParallel(at.rank % finer, finer, 0))
+            return entry.split.take(piece, replace(at, rank=at.rank % finer, size=finer))
         return super().part(entry, at)
 
     def describe(self) -> str:

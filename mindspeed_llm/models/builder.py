@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mindspeed.errors import UserError
 from mindspeed_llm.models.gpt import GPTModel
 from mindspeed_llm.models.layout import PipelineLayout
-from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.shape import ModelShape, padded_query_groups
 
 LayerSpec = ModuleSpec | Callable[[TransformerConfig], ModuleSpec]
 
@@ -31,12 +31,13 @@ def transformer_config(
         megatron: further fields of ``TransformerConfig`` (parallel sizes, recomputation, …).
     """
     virtual = layout.chunks if layout.chunks > 1 else None
+    groups = padded_query_groups(shape, megatron.get("tensor_model_parallel_size", 1))
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
+        num_attention_heads=shape.num_attention_heads // shape.num_query_groups * groups,
+        num_query_groups=groups,
         kv_channels=shape.kv_channels,
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_epsilon,

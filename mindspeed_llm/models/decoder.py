@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from mindspeed_llm.models.hf_config import Field, Fixed
 from mindspeed_llm.models.mapping import Mapping, WeightMap
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, ROW, VOCAB_ROWS
+from mindspeed_llm.models.splits import (
+    GATED_COLUMN,
+    HEAD_COLUMNS,
+    HEAD_ROWS,
+    ROW,
+    VOCAB_ROWS,
+)
 from mindspeed_llm.models.transforms import FUSE_GATE_UP, FUSE_QKV
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ def weight_map(shape: ModelShape) -> WeightMap:
             tuple(f"{name}.weight" for name in qkv),
             lambda s: (_qkv_rows(s), s.hidden_size),
             transform=FUSE_QKV,
-            split=COLUMN,
+            split=HEAD_ROWS,
         ),
     ]
     if shape.add_qkv_bias:
@@ -73,7 +79,7 @@ def weight_map(shape: ModelShape) -> WeightMap:
                 tuple(f"{name}.bias" for name in qkv),
                 lambda s: (_qkv_rows(s),),
                 transform=FUSE_QKV,
-                split=COLUMN,
+                split=HEAD_ROWS,
             )
         )
     if shape.qk_layernorm:
@@ -90,7 +96,7 @@ def weight_map(shape: ModelShape) -> WeightMap:
             "self_attention.linear_proj.weight",
             ("self_attn.o_proj.weight",),
             lambda s: (s.hidden_size, s.query_size),
-            split=ROW,
+            split=HEAD_COLUMNS,
         ),
         _layer("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), _hidden),
         _layer(

@@ -101,9 +101,7 @@ class ConfigMap:
         values["untie_embeddings_and_output_weights"] = not (
             self.tied_by_default if tied is None else tied
         )
-        return ModelShape(
-            **values, rotary_base=base, rope_scaling=scaling, rotary_percent=percent
-        )
+        return ModelShape(**values, rotary_base=base, rope_scaling=scaling, rotary_percent=percent)
 
     def to_hf(self, shape: ModelShape) -> dict[str, Any]:
         """The architecture's keys of a ``config.json`` (transformers 4 spelling, which 5 reads)."""

@@ -81,7 +81,8 @@ class ModelShape:
             attention += 2 * self.kv_channels
         mlp = 3 * self.hidden_size * self.ffn_hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
-        return self.num_layers * (attention + mlp + 2 * self.hidden_size) + tables + self.hidden_size
+        norms = 2 * self.hidden_size
+        return self.num_layers * (attention + mlp + norms) + tables + self.hidden_size
 
     def to_dict(self) -> dict:
         """JSON-safe form, as stored in checkpoints."""
@@ -103,3 +104,17 @@ def padded_vocab_size(vocab_size: int, tensor_parallel: int, divisible_by: int =
     """
     multiple = divisible_by * tensor_parallel
     return (vocab_size + multiple - 1) // multiple * multiple
+
+
+def padded_query_groups(shape: ModelShape, tensor_parallel: int) -> int:
+    """Key/value heads of a layout: the model's, or more where heads do not divide over TP.
+
+    Megatron needs query heads that divide over the tensor-parallel ranks, and key/value heads
+    that divide or are divided. Elsewhere whole groups of zero heads are added, which leaves the
+    model as it is (:class:`mindspeed_llm.models.splits.Heads`).
+    """
+    heads, groups = shape.num_attention_heads, shape.num_query_groups
+    fits = groups % tensor_parallel == 0 or tensor_parallel % groups == 0
+    if heads % tensor_parallel == 0 and fits:
+        return groups
+    return padded_vocab_size(groups, tensor_parallel)

@@ -7,46 +7,70 @@ The full form is free of padding, so it is the same for every layout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mindspeed.errors import UserError
+from mindspeed_llm.models.shape import ModelShape, padded_query_groups
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """A position in a tensor-parallel layout.
+    """A position in a tensor-parallel layout, and what the layout rounds up.
 
-    ``padded_vocab_size`` is the number of rows of the embedding table over all ranks.
+    Attributes:
+        padded_vocab_size: rows of the embedding table over all ranks.
+        query_groups, padded_query_groups: key/value heads of the model, and with those added so
+            that they divide (:func:`mindspeed_llm.models.shape.padded_query_groups`).
     """
 
     rank: int
     size: int
     padded_vocab_size: int
+    query_groups: int
+    padded_query_groups: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, rank: int, size: int, padded_vocab_size: int) -> TensorParallel:
+        """The position of ``rank`` among ``size`` ranks that share a model of this shape."""
+        groups = shape.num_query_groups
+        return cls(rank, size, padded_vocab_size, groups, padded_query_groups(shape, size))
+
+    def same_layout(self, other: TensorParallel) -> bool:
+        """Whether both are positions of one layout."""
+        return replace(self, rank=0) == replace(other, rank=0)
 
 
 class Split(Protocol):
-    """How one tensor is distributed over tensor-parallel ranks."""
+    """How one tensor is distributed over tensor-parallel ranks.
+
+    ``padded`` tells whether a layout may add zeros, so that parts of different layouts differ by
+    more than where the cuts are.
+    """
+
+    padded: bool
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         """The part of rank ``at.rank``; a view where that is possible."""
         ...
 
-    def join(self, parts: Sequence[Tensor], vocab_size: int) -> Tensor:
-        """The full tensor from all ranks' parts, in rank order."""
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
+        """The full tensor, of size ``dims``, from all ranks' parts in rank order."""
         ...
 
 
 class Replicated:
     """Every rank holds the whole tensor; joining checks that the copies are equal."""
 
+    padded = False
+
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         return full
 
-    def join(self, parts: Sequence[Tensor], vocab_size: int) -> Tensor:
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         for rank, part in enumerate(parts[1:], start=1):
             if part.shape != parts[0].shape or not torch.equal(part, parts[0]):
                 raise UserError(
@@ -61,23 +85,26 @@ class Along:
     """Equal chunks along ``dim``: 0 for column-parallel layers, 1 for row-parallel ones."""
 
     dim: int
+    padded = False
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         return _chunk(full, self.dim, at)
 
-    def join(self, parts: Sequence[Tensor], vocab_size: int) -> Tensor:
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=self.dim)
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
+        return _joined(parts, self.dim)
 
 
 class GatedColumn:
     """Gate and up halves are each cut along the rows; a rank holds its gate rows, then its up."""
+
+    padded = False
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         if at.size == 1:
             return full
         return torch.cat([_chunk(half, 0, at) for half in full.chunk(2, dim=0)], dim=0)
 
-    def join(self, parts: Sequence[Tensor], vocab_size: int) -> Tensor:
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         if len(parts) == 1:
             return parts[0]
         halves = [part.chunk(2, dim=0) for part in parts]
@@ -87,18 +114,32 @@ class GatedColumn:
 class VocabRows:
     """Rows of the embedding table: zero rows are added up to the padded size, then cut evenly."""
 
-    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
-        rows = at.padded_vocab_size // at.size
-        start = at.rank * rows
-        part = full[start : start + rows]
-        if part.shape[0] == rows:
-            return part
-        padding = full.new_zeros((rows - part.shape[0], *full.shape[1:]))
-        return torch.cat([part, padding], dim=0)
+    padded = True
 
-    def join(self, parts: Sequence[Tensor], vocab_size: int) -> Tensor:
-        full = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=0)
-        return full[:vocab_size]
+    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
+        return _padded_chunk(full, 0, at.padded_vocab_size, at)
+
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
+        return _joined(parts, 0).narrow(0, 0, dims[0])
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads along ``dim``, group by group; zero heads are added where they do not divide.
+
+    A head whose projections are zero gives zero, and its gradients are zero, so it changes
+    neither the model nor its training.
+    """
+
+    dim: int
+    padded = True
+
+    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
+        length = full.shape[self.dim] // at.query_groups * at.padded_query_groups
+        return _padded_chunk(full, self.dim, length, at)
+
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
+        return _joined(parts, self.dim).narrow(self.dim, 0, dims[self.dim])
 
 
 def _chunk(full: Tensor, dim: int, at: TensorParallel) -> Tensor:
@@ -111,8 +152,26 @@ def _chunk(full: Tensor, dim: int, at: TensorParallel) -> Tensor:
     return full.narrow(dim, at.rank * length, length)
 
 
+def _padded_chunk(full: Tensor, dim: int, padded_length: int, at: TensorParallel) -> Tensor:
+    """This rank's part of ``full`` after zeros were added along ``dim``."""
+    length = padded_length // at.size
+    start = min(at.rank * length, full.shape[dim])
+    part = full.narrow(dim, start, min(length, full.shape[dim] - start))
+    if part.shape[dim] == length:
+        return part
+    size = list(full.shape)
+    size[dim] = length - part.shape[dim]
+    return torch.cat([part, full.new_zeros(size)], dim=dim)
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
+
+
 REPLICATED = Replicated()
 COLUMN = Along(0)
 ROW = Along(1)
 GATED_COLUMN = GatedColumn()
 VOCAB_ROWS = VocabRows()
+HEAD_ROWS = Heads(0)
+HEAD_COLUMNS = Heads(1)

@@ -64,7 +64,7 @@ class Loop:
         result = train_step(
             run.chunks,
             run.optimizer,
-            self.feed.train_batches(batch_size),
+            self.feed.train_batches(),
             num_microbatches=self.micro_batches.get(),
             micro_batch_size=run.cfg.training.micro_batch_size,
             seq_length=run.cfg.training.seq_length,
@@ -90,7 +90,7 @@ class Loop:
     def _evaluate(self, split: str) -> None:
         training = self.run.cfg.training
         batch_size = training.global_batch_size
-        batches = self.feed.held_out_batches(split, training.eval_iters * batch_size)
+        batches = self.feed.held_out_batches(split)
         if batches is None:
             return
         loss = evaluate(

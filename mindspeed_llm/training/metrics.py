@@ -163,8 +163,7 @@ class Reporter:
             f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {record['iteration']:8d}/"
             f"{self._train_iters:8d}",
             f"consumed samples: {record['consumed_samples']:12d}",
-            "elapsed time per iteration (ms): "
-            f"{1000 * record['seconds_per_iteration']:.1f}",
+            f"elapsed time per iteration (ms): {1000 * record['seconds_per_iteration']:.1f}",
             f"throughput per GPU (TFLOP/s/GPU): {record['tflops_per_device']:.3f}",
             f"tokens per second: {record['tokens_per_second']:.1f}",
             f"learning rate: {record['learning_rate']:.6E}",

@@ -8,6 +8,8 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
+from mindspeed.device import get_device
+
 if TYPE_CHECKING:
     from mindspeed_llm.flags import Config
     from mindspeed_llm.models.layout import PipelineLayout
@@ -46,9 +48,12 @@ def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
         # Loss and gradients are sums over tokens until the end of the batch, then divided by
         # the number of tokens in the global batch: no mean of means.
         "calculate_per_token_loss": True,
-        # With batched messages, two chunks' messages between the same two ranks mix at PP=2.
+        # Between the same two ranks (PP=2) the messages of two chunks must not mix. Batched ones
+        # do everywhere; overlapped ones on gloo, which pairs messages by their order alone.
         "batch_p2p_comm": not interleaved,
-        "overlap_p2p_comm": interleaved,
+        "overlap_p2p_comm": (
+            interleaved and cfg.parallel.overlap_p2p_comm and get_device().name != "cpu"
+        ),
         "deallocate_pipeline_outputs": True,
     }
 

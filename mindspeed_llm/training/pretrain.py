@@ -18,7 +18,7 @@ from mindspeed_llm.flags import Config, parse, validate
 from mindspeed_llm.launch import is_rank, launch
 
 if TYPE_CHECKING:
-    from mindspeed_llm.data.tokenizer import Tokenizer
+    from mindspeed_llm.data.tokenizer import NullTokenizer, Tokenizer
     from mindspeed_llm.distributed import Position
     from mindspeed_llm.model_source import ResolvedModel
     from mindspeed_llm.training.checkpointing.load import Saved
@@ -39,14 +39,13 @@ def main(argv: list[str]) -> int:
 def train(cfg: Config) -> None:
     """Train as ``cfg`` says, in this process as one rank."""
     from mindspeed_llm import distributed
-    from mindspeed_llm.data.tokenizer import load_tokenizer
     from mindspeed_llm.model_source import resolve_model
     from mindspeed_llm.training.checkpointing.load import inspect
     from mindspeed_llm.training.checkpointing.start import choose_start
 
     start = choose_start(cfg)
     saved = inspect(start)
-    tokenizer = load_tokenizer(cfg.tokenizer) if cfg.tokenizer.tokenizer_name_or_path else None
+    tokenizer = _tokenizer(cfg)
     vocab = None if tokenizer is None else tokenizer.vocab_size
     model = resolve_model(cfg, start.root, start.iteration, vocab)
     cfg = _settled(cfg, model)
@@ -56,6 +55,22 @@ def train(cfg: Config) -> None:
         _train(cfg, model, position, saved, tokenizer, start.notes)
     finally:
         distributed.shutdown()
+
+
+def _tokenizer(cfg: Config) -> Tokenizer | NullTokenizer | None:
+    """The tokenizer that the flags name; None where generated data needs none."""
+    from mindspeed_llm.data.tokenizer import load_tokenizer
+
+    flags = cfg.tokenizer
+    folder = flags.tokenizer_name_or_path or flags.tokenizer_model
+    if folder is None and flags.tokenizer_type in (None, "NullTokenizer"):
+        return None
+    return load_tokenizer(
+        flags.tokenizer_type or "PretrainedFromHF",
+        folder,
+        use_fast=not flags.tokenizer_not_use_fast,
+        trust_remote_code=flags.trust_remote_code,
+    )
 
 
 def _settled(cfg: Config, model: ResolvedModel) -> Config:
@@ -85,7 +100,7 @@ def _train(
     model: ResolvedModel,
     position: Position,
     saved: Saved | None,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | NullTokenizer | None,
     notes: tuple[str, ...],
 ) -> None:
     from mindspeed_llm.checkpoint.metadata import CheckpointLayout
@@ -177,7 +192,7 @@ def _announce(run: Run, lines: list[str]) -> None:
         f"batch     {cfg.training.global_batch_size} x {cfg.training.seq_length} tokens",
     ]
     if "distributed_backend" in cfg.given and backend != at.device.backend:
-        block.append(f"backend   {at.device.backend}, not {backend}: the device is {at.device.name}")
+        block.append(f"backend   {at.device.backend} instead of {backend} on this device")
     block += [f"start     {line}" for line in lines]
     block += [f"inactive  {line}" for line in cfg.inactive_flags(at.device.name)]
     box("mindspeed-llm pretrain", block)

@@ -89,7 +89,7 @@ def build_run(
             model.source,
             layout,
             position.pipeline,
-            position.tensor_parallel(padded),
+            position.tensor_parallel(model.shape, padded),
         )
     chunks = _wrap(cfg, config, models, position, dtype)
     optimizer_config = options.optimizer_config(cfg)

@@ -38,7 +38,11 @@ def train_iterations(cfg: Config) -> int:
         return training.train_samples // training.global_batch_size
     # Count the iterations of the growing batches as the loop will run them.
     calculator = RampupBatchsizeNumMicroBatchesCalculator(
-        training.global_batch_size, training.micro_batch_size, 1, False, 1,
+        training.global_batch_size,
+        training.micro_batch_size,
+        1,
+        False,
+        1,
         *training.rampup_batch_size,
     )
     consumed = iterations = 0

@@ -12,12 +12,7 @@ class Progress:
     Attributes:
         iteration: optimizer steps tried so far, skipped ones included.
         consumed_train_samples: samples of the training set read so far.
-        skipped: iterations without an update (overflow under fp16).
-        nan: iterations whose loss was not finite.
     """
 
     iteration: int = 0
     consumed_train_samples: int = 0
-    consumed_valid_samples: int = 0
-    skipped: int = 0
-    nan: int = 0

@@ -144,8 +144,9 @@ def _run_one(module: str, name: str, port: int, rank: int, size: int, kwargs: di
     try:
         return function(rank, size, **kwargs)
     finally:
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():
+            parallel_state.destroy_model_parallel()
+            torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

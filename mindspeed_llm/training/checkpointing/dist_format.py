@@ -25,9 +25,7 @@ def save(run: Run, folder: Path, common: dict[str, Any], rng: dict[str, Any] | N
     state = dict(common)
     state |= _model_state(run)
     if not run.cfg.checkpoint.no_save_optim:
-        state["optimizer"] = run.optimizer.sharded_state_dict(
-            _model_state(run), metadata=METADATA
-        )
+        state["optimizer"] = run.optimizer.sharded_state_dict(_model_state(run), metadata=METADATA)
     if rng is not None:
         state[RNG_KEY] = _sharded_rng(run, rng)
     dist_checkpointing.save(state, str(folder))
@@ -51,9 +49,7 @@ def load(run: Run, folder: Path, *, optimizer: bool, rng: bool) -> dict[str, Any
     if rng:
         _require(folder, RNG_KEY, "--no-load-rng starts with fresh generators")
         wanted[RNG_KEY] = _sharded_rng(run, {})
-    state = dist_checkpointing.load(
-        wanted, str(folder), strict=StrictHandling.RAISE_UNEXPECTED
-    )
+    state = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RAISE_UNEXPECTED)
     for key, model in zip(run.layout.chunk_keys(), run.models, strict=True):
         model.load_state_dict(state.pop(key), strict=False)
     if optimizer:

@@ -88,7 +88,6 @@ def resume(run: Run, saved: Saved) -> list[str]:
     progress, args = run.progress, saved.args
     progress.iteration = saved.iteration
     progress.consumed_train_samples = args.consumed_train_samples
-    progress.consumed_valid_samples = args.consumed_valid_samples
     restore_scheduler(run.scheduler, state["opt_param_scheduler"])
     if rng:
         restore_rng_state(state["rng_state"][0], run.position.device)
@@ -109,9 +108,10 @@ def needs_source(saved: Saved | None, finetune: bool, layout: CheckpointLayout) 
 def _state_at_another_layout(saved: Saved, optimizer: bool) -> dict[str, Any]:
     if optimizer:
         raise UserError(
-            f"{saved.folder} is in format torch, written at {saved.layout.describe()}; its optimizer state "
-            "loads only at that layout. Resume there, or save with --ckpt-format torch_dist, "
-            "which loads at any; --no-load-optim takes the weights with a fresh optimizer"
+            f"{saved.folder} is in format torch, written at {saved.layout.describe()}; its "
+            "optimizer state loads only at that layout. Resume there, or save with --ckpt-format "
+            "torch_dist, which loads at any; --no-load-optim takes the weights with a fresh "
+            "optimizer"
         )
     _, pipeline = paths.rank_grid(saved.folder)
     return load_file(saved.folder / paths.rank_folder(0, 0, pipeline) / paths.RANK_FILE)

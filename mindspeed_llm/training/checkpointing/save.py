@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from mindspeed_llm.checkpoint import paths
+from mindspeed_llm.checkpoint import paths, side_files
+from mindspeed_llm.checkpoint.hf_source import HfSource
 from mindspeed_llm.checkpoint.metadata import checkpoint_args
-from mindspeed_llm.checkpoint.side_files import copy_hf_files
-from mindspeed_llm.files import replace_folder
+from mindspeed_llm.files import atomic_folder, replace_folder
 from mindspeed_llm.training.checkpointing import dist_format, manifest, torch_format
 from mindspeed_llm.training.checkpointing.rng import rng_state
 from mindspeed_llm.training.metrics import say_last
@@ -48,13 +48,25 @@ def save_checkpoint(run: Run) -> None:
     if at.rank == 0:
         manifest.write(folder, iteration, options.ckpt_format)
         replace_folder(folder, target)
-        if run.model.source is not None:
-            copy_hf_files(run.model.source, root)
+        _carry_hf_files(run, root)
         paths.write_pointer(root, iteration)
         _retain(root, iteration, options.save_interval, options.save_retain_interval)
     torch.distributed.barrier()
     seconds = time.perf_counter() - started
     say_last(f"saved iteration {iteration} to {root} ({options.ckpt_format}, {seconds:.1f} s)")
+
+
+def _carry_hf_files(run: Run, root: Path) -> None:
+    """Keep config and tokenizer files beside the checkpoints, so that they export whole."""
+    source, target = run.model.source, root / paths.HF_FILES
+    if source is None or source.side_folder is None or source.side_folder == target:
+        return
+    if isinstance(source, HfSource):
+        origin = side_files.Origin(redundant_output=source.redundant_output)
+        side_files.keep(source.path, root, origin, source.config)
+        return
+    with atomic_folder(target) as folder:
+        shutil.copytree(source.side_folder, folder, dirs_exist_ok=True)
 
 
 def _common_state(run: Run) -> dict[str, Any]:
@@ -64,7 +76,6 @@ def _common_state(run: Run) -> dict[str, Any]:
     progress = run.progress
     args.iteration = progress.iteration
     args.consumed_train_samples = progress.consumed_train_samples
-    args.consumed_valid_samples = progress.consumed_valid_samples
     args.skipped_train_samples = 0
     args.global_batch_size = run.cfg.training.global_batch_size
     args.micro_batch_size = run.cfg.training.micro_batch_size

@@ -1,0 +1,93 @@
+"""Micro-batches for the loop: which rank reads, from where on, on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mindspeed_llm.data.datasets import build_datasets
+from mindspeed_llm.data.loader import build_dataloader
+from mindspeed_llm.data.tokenizer import NullTokenizer
+from mindspeed_llm.training.setup import Run
+from mindspeed_llm.training.step import Batch
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader, Dataset
+
+    from mindspeed_llm.data.tokenizer import Tokenizer
+
+_SPLIT_INDEX = {"train": 0, "validation": 1, "test": 2}
+
+
+class Feed:
+    """The data of a run, for this rank's model chunks.
+
+    Only the chunks with the embedding or the output layer read data; every tensor-parallel rank
+    reads the same, so nothing is sent between them. Held-out losses are always computed on the
+    first ``eval_iters`` global batches of their split, so that they can be compared.
+    """
+
+    def __init__(
+        self, run: Run, tokenizer: Tokenizer | NullTokenizer | None, train_iters: int
+    ) -> None:
+        self._run = run
+        cfg = run.cfg
+        stage, layout = run.position.pipeline, run.layout
+        self._reads = [
+            layout.is_first(stage, chunk) or layout.is_last(stage, chunk)
+            for chunk in range(layout.chunks)
+        ]
+        held_out = cfg.training.eval_iters * cfg.training.global_batch_size
+        train = cfg.training.train_samples or train_iters * cfg.training.global_batch_size
+        self._datasets: list[Dataset | None] = build_datasets(
+            cfg.data,
+            (train, held_out, held_out),
+            # A NullTokenizer's end-of-document token is one more id, and must be a row too.
+            tokenizer or NullTokenizer(run.model.shape.vocab_size - 1),
+            seq_length=cfg.training.seq_length,
+            seed=cfg.training.seed,
+            wanted=any(self._reads),
+        )
+        self._train: Iterator[Batch] | None = None
+
+    def describe(self) -> list[str]:
+        """Lines for the start-up block."""
+        data = self._run.cfg.data
+        source = "generated (--mock-data)" if data.mock_data else " ".join(data.data_path or ())
+        consumed = self._run.progress.consumed_train_samples
+        return [f"data {source}" + (f", from sample {consumed} on" if consumed else "")]
+
+    def train_batches(self) -> list[Iterator[Batch] | None]:
+        """Micro-batches from where the run stands on, per model chunk."""
+        if self._train is None:
+            loader = self._loader("train", self._run.progress.consumed_train_samples)
+            self._train = None if loader is None else self._move(loader)
+        return self._per_chunk(self._train)
+
+    def held_out_batches(self, split: str) -> list[Iterator[Batch] | None] | None:
+        """Micro-batches of "validation" or "test", per model chunk; None if nothing is to do."""
+        if self._run.cfg.training.eval_iters == 0:
+            return None
+        loader = self._loader(split, 0)
+        return self._per_chunk(None if loader is None else self._move(loader))
+
+    def _loader(self, split: str, consumed: int) -> DataLoader | None:
+        cfg, at = self._run.cfg, self._run.position
+        return build_dataloader(
+            self._datasets[_SPLIT_INDEX[split]],
+            consumed,
+            cfg.training.micro_batch_size,
+            at.data,
+            at.data_size,
+            # Worker processes would only compete with the computation for a CPU's cores.
+            num_workers=cfg.data.num_workers if at.device.name != "cpu" else 0,
+            dataloader_type=cfg.data.dataloader_type if split == "train" else "single",
+        )
+
+    def _move(self, loader: DataLoader) -> Iterator[Batch]:
+        device = self._run.position.device.torch_device()
+        for batch in loader:
+            yield {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+
+    def _per_chunk(self, batches: Iterator[Batch] | None) -> list[Iterator[Batch] | None]:
+        return [batches if reads else None for reads in self._reads]
