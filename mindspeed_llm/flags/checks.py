@@ -196,7 +196,7 @@ def _pipeline(config: Config) -> Iterator[str]:
         elif stages == 2 and not flags.overlap_p2p_comm:
             yield (
                 "--no-overlap-p2p-communication with an interleaved schedule needs more than 2 "
-                "pipeline stages: messages between the same two ranks would mix"
+                "pipeline stages (as in Megatron); leave the flag out"
             )
         if flags.num_layer_list is not None:
             yield (

@@ -90,6 +90,7 @@ class ParallelFlags(Group):
         True,
         "Overlap pipeline messages with computation (interleaved schedule only).",
         off=("--no-overlap-p2p-communication",),
+        effect=neutral("on a CPU pipeline messages are never overlapped", "cuda", "npu"),
         tools=TRAINING,
     )
     align_grad_reduce: bool = flag(

@@ -24,9 +24,6 @@ class Derived:
         global_batch_size: samples of an iteration (after a ramp-up).
         num_microbatches: forward passes of one data-parallel rank in an iteration.
         params_dtype: ``bf16``, ``fp16`` or ``fp32``.
-        overlap_p2p_comm: whether pipeline messages overlap with computation.
-        batch_p2p_comm: whether a stage's messages are posted as one batch; never with overlap
-            (at PP=2 interleaved, batched messages between the same two ranks mix).
     """
 
     world_size: int
@@ -35,8 +32,6 @@ class Derived:
     global_batch_size: int
     num_microbatches: int
     params_dtype: str
-    overlap_p2p_comm: bool
-    batch_p2p_comm: bool
 
 
 def _raise(problems: list[str]) -> None:
@@ -95,8 +90,6 @@ def validate(config: Config, world_size: int) -> Derived:
         global_batch_size=global_batch,
         num_microbatches=global_batch // per_pass,
         params_dtype=config.params_dtype,
-        overlap_p2p_comm=parallel.overlap_p2p_comm,
-        batch_p2p_comm=not parallel.overlap_p2p_comm,
     )
 
 

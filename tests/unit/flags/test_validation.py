@@ -224,14 +224,14 @@ def test_form_of_a_model_from_flags_is_said(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_interleaved_at_two_stages_does_not_batch_its_messages():
+def test_only_the_interleaved_schedule_overlaps_its_messages():
     words = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
-    derived = validate(config(words + " --global-batch-size 4"), 2)
-    assert derived.virtual_pipeline_model_parallel_size == 2
-    assert derived.overlap_p2p_comm and not derived.batch_p2p_comm
-    plain = validate(config("--pipeline-model-parallel-size 2"), 2)
-    assert plain.virtual_pipeline_model_parallel_size is None
-    assert not plain.overlap_p2p_comm and plain.batch_p2p_comm
+    interleaved = config(words + " --global-batch-size 4")
+    assert interleaved.parallel.overlap_p2p_comm and interleaved.parallel.align_param_gather
+    assert validate(interleaved, 2).virtual_pipeline_model_parallel_size == 2
+    plain = config("--pipeline-model-parallel-size 2")
+    assert not plain.parallel.overlap_p2p_comm and not plain.parallel.align_param_gather
+    assert validate(plain, 2).virtual_pipeline_model_parallel_size is None
 
 
 def test_heads_need_not_divide_over_tensor_parallel_ranks():
