@@ -70,10 +70,6 @@ class PlannedFile:
         _write_all(self._descriptor, bytes_of(tensor), slot.offset)
         return slot.spec.nbytes
 
-    def flush(self) -> None:
-        """Push what was written so far to the disk."""
-        os.fdatasync(self._descriptor)
-
     def finish(self) -> None:
         """Make the file durable and close it.
 

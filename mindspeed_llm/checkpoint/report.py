@@ -43,10 +43,10 @@ def announce(source: WeightSource, target: str, cast: Caster) -> None:
 
 def conclude(report: Report, cast: Caster, notes: Sequence[str]) -> None:
     """Print the box at the end, and a warning if values were not finite."""
+    speed = report.nbytes / report.seconds / 1e6
     lines = [
         f"tensors   {report.read} read, {report.written} written, none missing or left over",
-        f"bytes     {report.nbytes:,} in {report.seconds:.1f} s "
-        f"({report.nbytes / report.seconds / 1e9:.2f} GB/s, on the disk)",
+        f"bytes     {report.nbytes:,} in {report.seconds:.1f} s ({speed:,.0f} MB/s, on the disk)",
         *notes,
     ]
     box("converted", lines)

@@ -1,8 +1,7 @@
-"""Filling planned files from two threads, while a third pushes what is done to the disk."""
+"""Filling planned files from two threads."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
@@ -13,7 +12,6 @@ T = TypeVar("T")
 
 THREADS = 2
 """One copies while the other waits for pages or the disk; each holds one tensor at a time."""
-FLUSH_SECONDS = 0.5
 
 
 def fill(
@@ -22,13 +20,7 @@ def fill(
     files: Sequence[PlannedFile],
     wrote: Callable[[int], object],
 ) -> None:
-    """Run ``move`` on every item, tell ``wrote`` the bytes it returns, make ``files`` durable.
-
-    Flushing as we go keeps the disk busy from the start; left to the end, all of it would wait.
-    """
-    done = threading.Event()
-    flusher = threading.Thread(target=_flush_until, args=(done, files), daemon=True)
-    flusher.start()
+    """Run ``move`` on every item, tell ``wrote`` the bytes it returns, make ``files`` durable."""
     pool = ThreadPoolExecutor(THREADS)
     try:
         for future in as_completed([pool.submit(move, item) for item in items]):
@@ -37,13 +29,5 @@ def fill(
         # After a failure the items not begun are dropped; those running must end before the
         # files are closed under them.
         pool.shutdown(cancel_futures=True)
-        done.set()
-        flusher.join()
     for file in files:
         file.finish()
-
-
-def _flush_until(done: threading.Event, files: Sequence[PlannedFile]) -> None:
-    while not done.wait(FLUSH_SECONDS):
-        for file in files:
-            file.flush()
