@@ -50,7 +50,8 @@ def build_datasets(
         per split a data set whose samples are dicts of ``tokens``, ``labels`` (int64
         [seq_length]), ``loss_mask`` (float32 [seq_length]) and ``position_ids`` (int64
         [seq_length]), with ``--reset-attention-mask`` also ``attention_mask`` (bool [1,
-        seq_length, seq_length], True where attention is not allowed); None where nothing is needed, or on a rank that reads none.
+        seq_length, seq_length], True where attention is not allowed); None where nothing is
+        needed, or on a rank that reads none.
 
     Raises:
         UserError: a data set that is missing, damaged, too small, or of another tokenizer.

@@ -233,7 +233,8 @@ def choose_builder(folder: Path, wanted: bool, shared: bool | None) -> int:
     leaders = sorted(places.values())
     builder = next((r for r in leaders if _token(folder, run, r).exists()), mine)
     dist.barrier()
-    _token(folder, run, me).unlink(missing_ok=True) if os.access(folder, os.W_OK) else None
+    with contextlib.suppress(OSError):
+        _token(folder, run, me).unlink(missing_ok=True)
     return builder
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -206,7 +207,7 @@ def test_data_07_a_cut_index_is_refused(tmp_path: Path, keep: int) -> None:
         writer.commit()
     index = tmp_path / "x.idx"
     index.write_bytes(index.read_bytes()[:keep])
-    with pytest.raises(UserError, match="x.idx"):
+    with pytest.raises(UserError, match=r"x\.idx"):
         check_indexed(prefix)
 
 
@@ -285,7 +286,7 @@ def test_data_10_a_merged_set_is_the_concatenation(
         monkeypatch.setattr("mindspeed_llm.data.indexed.MERGE_TOKENS", tokens)
         merge_indexed(prefixes, tmp_path / "merged")
         data = indexed_dataset(tmp_path / "merged")
-        assert [one.tolist() for one in data[: len(data)]] == sum(parts, [])
+        assert [one.tolist() for one in data[: len(data)]] == list(chain.from_iterable(parts))
         assert data.document_indices.tolist() == list(range(7))
 
 

@@ -79,7 +79,7 @@ def with_bos() -> Path:
 
 @functools.cache
 def lacking_bytes() -> Path:
-    """The vocabulary lacks bytes that do not occur in the small corpus (control characters among others)."""
+    """The vocabulary lacks the bytes that the small corpus lacks, control characters among them."""
     return saved("lacking_bytes", trained([]))
 
 

@@ -115,7 +115,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("not data")
     (tmp_path / ".hidden.txt").write_text("not data")
     assert [texts[0] for _, texts in read(tmp_path)] == ["from a", "from b", "from c"]
-    files, unknown = find_inputs(str(tmp_path))
+    _, unknown = find_inputs(str(tmp_path))
     assert [path.name for path in unknown] == ["README.md"]
     assert [path.name for path in find_inputs(str(tmp_path / "*.txt"))[0]] == ["b.txt"]
 
