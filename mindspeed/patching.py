@@ -94,6 +94,9 @@ class SymbolPatch(Patch):
         defined_here = getattr(original, "__module__", None) == module.__name__
         if not parents and defined_here and replacement is not original:
             undo += _replace_aliases(original, replacement)
+            package = module.__name__.partition(".")[0]
+            # Modules imported in between took the replacement; they are given the original.
+            undo.append(lambda: _return_aliases(package, replacement, original))
         return undo
 
 
@@ -167,6 +170,14 @@ def _replace_aliases(original: Any, replacement: Any) -> list[Undo]:
             if value is original:
                 undo.append(set_attribute(module, attribute, replacement))
     return undo
+
+
+def _return_aliases(package: str, replacement: Any, original: Any) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package:
+            for attribute, value in list(getattr(module, "__dict__", {}).items()):
+                if value is replacement:
+                    setattr(module, attribute, original)
 
 
 @dataclass
