@@ -27,11 +27,28 @@ from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_p
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
 
 _MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.")
-_SAFE_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-_SAFE_BUILTINS = {
+_CHECKPOINT = "torch.distributed.checkpoint"
+# Pairs, not modules: a module also holds what it imports (``os``, for one).
+_SAFE_CLASSES = {
     ("torch", "Size"),
     ("collections", "OrderedDict"),
     ("torch.serialization", "_get_layout"),
+    (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
+    *((f"{_CHECKPOINT}.planner", name) for name in ("SavePlan", "TensorWriteData", "WriteItem")),
+    (f"{_CHECKPOINT}.planner", "WriteItemType"),
+    *(
+        (f"{_CHECKPOINT}.metadata", name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
 }
 
 
@@ -149,7 +166,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        safe = module in _SAFE_MODULES or (module, name) in _SAFE_BUILTINS
+        safe = (module, name) in _SAFE_CLASSES
         found = super().find_class(module, name) if safe or module == "torch" else None
         if safe or isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
             return found

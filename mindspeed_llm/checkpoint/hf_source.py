@@ -12,11 +12,11 @@ from torch import Tensor
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.hf_reader import HfTensors
 from mindspeed_llm.checkpoint.placement import EMBEDDING, OUTPUT
-from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems, same_bits
+from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import family_of_hf_config, read_hf_config
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, HEAD_ROWS, TensorParallel
+from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, HEAD_ROWS, TensorParallel, same_bits
 
 # Buffers that old versions of transformers saved and that are computed from the config.
 BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$")

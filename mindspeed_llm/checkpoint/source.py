@@ -185,13 +185,6 @@ def raise_problems(path: Path, lines: list[str], hint: str) -> None:
         raise UserError(f"the tensors in {path} do not fit the model:\n  {shown}{more}\n{hint}")
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, NaN included."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-
-
 def _some(names: list[str], limit: int = 6) -> str:
     more = f" … ({len(names)} in all)" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -22,9 +22,9 @@ from mindspeed_llm.checkpoint.placement import (
     part_dims,
 )
 from mindspeed_llm.checkpoint.safe_load import load_file
-from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems, same_bits
+from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
-from mindspeed_llm.models.splits import TensorParallel
+from mindspeed_llm.models.splits import TensorParallel, same_bits
 
 
 class TorchSource(WeightSource):

@@ -72,7 +72,7 @@ class Replicated:
 
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         for rank, part in enumerate(parts[1:], start=1):
-            if part.shape != parts[0].shape or not torch.equal(part, parts[0]):
+            if not same_bits(part, parts[0]):
                 raise UserError(
                     f"the copies of tensor-parallel ranks 0 and {rank} differ, but this tensor is "
                     "replicated: the checkpoint was written by a faulty run or mixed from two"
@@ -140,6 +140,13 @@ class Heads:
 
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         return _joined(parts, self.dim).narrow(self.dim, 0, dims[self.dim])
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, NaN included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def _chunk(full: Tensor, dim: int, at: TensorParallel) -> Tensor:

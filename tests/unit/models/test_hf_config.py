@@ -1,0 +1,136 @@
+"""config.json to shape and back, in both spellings; what would change the numbers is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed.errors import UserError
+from mindspeed_llm.models.registry import FAMILIES, family_of_hf_config, get_family
+from mindspeed_llm.models.shape import RopeScaling
+
+BASE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(name: str, **changes):
+    return get_family(name).config.to_shape({**BASE, **changes})
+
+
+def test_both_spellings_of_rotary_settings() -> None:
+    four = read("llama", rope_theta=500000.0, rope_scaling=LLAMA3)
+    five = read("llama", rope_parameters={**LLAMA3, "rope_theta": 500000.0})
+    assert four == five
+    assert four.rotary_base == 500000.0
+    assert four.rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
+    plain = read("llama", rope_theta=1e6, rope_scaling=None)
+    assert plain == read("llama", rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+
+
+@pytest.mark.parametrize(
+    "given, expected", [({}, 8), ({"head_dim": None}, 8), ({"head_dim": 16}, 16)]
+)
+def test_conv_09_head_size_given_absent_or_null(given, expected) -> None:
+    """CONV-09: an explicit head size wins; absent or null it is hidden / heads."""
+    for name in ("llama", "qwen2"):
+        assert read(name, **given).kv_channels == expected
+
+
+def test_conv_09_qwen3_has_a_default_head_size_of_its_own() -> None:
+    """CONV-09: Qwen3's Hugging Face class takes 128 when the file is silent."""
+    assert read("qwen3").kv_channels == 128
+    assert read("qwen3", head_dim=16).kv_channels == 16
+
+
+def test_key_value_heads_absent_or_null_are_the_query_heads() -> None:
+    without = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+    assert get_family("llama").config.to_shape(without).num_query_groups == 8
+    assert read("llama", num_key_value_heads=None).num_query_groups == 8
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_written_config_reads_as_the_same_shape(family, tied) -> None:
+    shape = read(family.name, head_dim=16, rope_theta=5e5, tie_word_embeddings=tied)
+    config = family.hf_config(shape, "bfloat16")
+    assert family_of_hf_config(config) is family
+    assert family.config.to_shape(config) == shape
+    assert not family.config.unknown_keys(config)
+
+
+def test_llama3_scaling_survives_writing() -> None:
+    shape = read("llama", rope_scaling=LLAMA3)
+    assert (
+        get_family("llama").config.to_shape(get_family("llama").hf_config(shape, "float32"))
+        == shape
+    )
+
+
+def test_what_transformers_writes_is_understood(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from mindspeed_llm.models.registry import read_hf_config
+
+    for family in FAMILIES:
+        config = transformers.AutoConfig.for_model(family.hf_model_type, **BASE, head_dim=16)
+        config.architectures = [family.hf_architecture]
+        config.save_pretrained(tmp_path)
+        stored = read_hf_config(tmp_path)
+        shape = family.config.to_shape(stored)
+        assert (shape.kv_channels, shape.vocab_size, shape.num_query_groups) == (16, 131, 2)
+        assert not family.config.unknown_keys(stored)
+
+
+REFUSED = [
+    ("llama", {"attention_bias": True}, "attention_bias is True"),
+    ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; implemented: 'silu'"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not implemented"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'low_freq_factor'"),
+    ("qwen2", {"rope_scaling": LLAMA3}, "'llama3' is not implemented"),
+    ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
+    ("qwen3", {"attention_bias": True}, "attention_bias is True"),
+    ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, "sliding_attention"),
+    ("qwen3", {"quantization_config": {"bits": 4}}, "quantization_config is set"),
+    ("llama", {"num_hidden_layers": None, "vocab_size": None}, "num_hidden_layers is missing"),
+    ("llama", {"num_key_value_heads": 3}, "8 is not a multiple of num_query_groups 3"),
+]
+
+
+@pytest.mark.parametrize("name, changes, message", REFUSED)
+def test_refused_configs(name, changes, message) -> None:
+    with pytest.raises(UserError, match=message):
+        read(name, **changes)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}, "no family for Mixt"),
+        ({}, "neither architectures nor model_type"),
+    ],
+)
+def test_unknown_architectures(config, message) -> None:
+    with pytest.raises(UserError, match=message):
+        family_of_hf_config(config)
+
+
+def test_unknown_family_names_suggest() -> None:
+    with pytest.raises(UserError, match="did you mean qwen3"):
+        get_family("qwen33")
+    with pytest.raises(UserError, match="no file in mindspeed_llm/models/ yet"):
+        get_family("mixtral")
