@@ -264,9 +264,9 @@ def main(argv: Sequence[str]) -> int:
 
     config = parse("preprocess", argv)
     flags, names = config.preprocess, config.tokenizer
-    if not flags.input or not flags.output_prefix:
-        missing = "--output-prefix" if flags.input else "--input"
-        raise UserError(f"{missing} is missing: preprocess needs --input and --output-prefix.")
+    # parse() demands both.
+    assert flags.input is not None
+    assert flags.output_prefix is not None
     if flags.merge_group_keys:
         merge_groups(Path(flags.input), flags.output_prefix, flags.merge_group_keys)
         return 0

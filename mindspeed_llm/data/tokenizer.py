@@ -229,10 +229,10 @@ def _load(folder: Path, use_fast: bool, trust_remote_code: bool) -> PreTrainedTo
             "with --trust-remote-code."
         )
     bare = not any((folder / name).is_file() for name in ("tokenizer_config.json", "config.json"))
-    if bare and (folder / "tokenizer.json").is_file():
-        # Nothing says of which class it is; the file alone is enough to encode.
-        return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     try:
+        if bare and (folder / "tokenizer.json").is_file():
+            # Nothing says of which class it is; the file alone is enough to encode.
+            return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
         return AutoTokenizer.from_pretrained(
             str(folder),
             use_fast=use_fast,
