@@ -17,8 +17,16 @@ from mindspeed.device import Device, get_device, local_rank
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import TensorParallel
 
-# Megatron-Core warns of every optional package that it does without; doctor tells of those.
-for _message in ("Transformer Engine and Apex", "Apex is not installed", "full scope is deprecated"):
+# Megatron-Core warns of every optional package that it does without (doctor tells of those) and
+# calls torch under names that are about to change; none of it is a user's concern.
+_NOISE = (
+    "Transformer Engine and Apex",
+    "Apex is not installed",
+    "full scope is deprecated",
+    "The .grad attribute of a Tensor that is not a leaf",
+    r"`torch\.distributed\.\w+` is deprecated",
+)
+for _message in _NOISE:
     warnings.filterwarnings("ignore", message=_message)
 
 if TYPE_CHECKING:

@@ -140,6 +140,7 @@ def convert_and_train(story: Story) -> None:
         "--bf16",
         "--ckpt-format", "torch_dist",
         "--save", story.trained,
+        "--save-interval", 1000,
         "--train-iters", 2 * story.iterations,
     ]  # fmt: skip
     story.step(

@@ -14,6 +14,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.dist_source import SafeReader
 from mindspeed_llm.training.setup import Run
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -79,6 +80,6 @@ def _sharded_rng(run: Run, state: dict[str, Any]) -> ShardedObject:
 
 def _require(folder: Path, prefix: str, way_out: str) -> None:
     """A part that was not saved is an error that names it, not a fresh start."""
-    keys = dist_checkpointing.load_sharded_metadata(str(folder)).keys()
+    keys = SafeReader(folder).read_metadata().state_dict_metadata.keys()
     if not any(key.startswith(prefix) for key in keys):
         raise UserError(f"{folder} holds no {prefix} (it was saved without); {way_out}")

@@ -75,7 +75,8 @@ def load(run: Run, folder: Path, *, optimizer: bool, rng: bool) -> dict[str, Any
             )
         run.optimizer.load_state_dict(state["optimizer"])
         if run.cfg.parallel.use_distributed_optimizer:
-            run.optimizer.load_parameter_state(str(folder / OPTIMIZER_FILE))
+            with torch.no_grad():
+                run.optimizer.load_parameter_state(str(folder / OPTIMIZER_FILE))
     else:
         run.optimizer.reload_model_params()
     if rng and "rng_state" not in state:
