@@ -100,10 +100,9 @@ class HfSource(WeightSource):
     def part(self, entry: Mapping, at: TensorParallel) -> Tensor:
         # Whole heads and MLP rows of one rank are neighbours in each source tensor: cutting first
         # reads and fuses this rank's rows only.
-        whole_heads = not self.shape.num_query_groups % at.size
-        if entry.split is GATED_COLUMN or (entry.split is HEAD_ROWS and whole_heads):
+        if entry.split is GATED_COLUMN or (entry.split is HEAD_ROWS and self._whole_heads(at)):
             cut = tuple(COLUMN.take(tensor, at) for tensor in self._tensors(entry))
-            return entry.to_megatron(_of_one_rank(self.shape, at.size), cut)
+            return entry.to_megatron(self._shape_of_one_rank(at), cut)
         return super().part(entry, at)
 
     def _tensors(self, entry: Mapping) -> tuple[Tensor, ...]:
@@ -112,11 +111,14 @@ class HfSource(WeightSource):
     def describe(self) -> str:
         return "Hugging Face"
 
+    def _whole_heads(self, at: TensorParallel) -> bool:
+        return self.shape.num_query_groups % at.size == 0
 
-def _of_one_rank(shape: ModelShape, size: int) -> ModelShape:
-    return replace(
-        shape,
-        num_attention_heads=shape.num_attention_heads // size,
-        num_query_groups=shape.num_query_groups // size,
-        ffn_hidden_size=shape.ffn_hidden_size // size,
-    )
+    def _shape_of_one_rank(self, at: TensorParallel) -> ModelShape:
+        """The shape whose fused rows are this rank's."""
+        if not self._whole_heads(at):
+            return self.shape
+        groups, heads = self.shape.num_query_groups, self.shape.num_attention_heads
+        return replace(
+            self.shape, num_query_groups=groups // at.size, num_attention_heads=heads // at.size
+        )

@@ -1,0 +1,52 @@
+"""Tiny models made once, and a folder on a RAM disk where there is one (fsync costs nothing)."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.checkpoint import tiny
+
+_RAM = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def _ram() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir=_RAM if _RAM.is_dir() else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def scratch(_ram: Path) -> Iterator[Path]:
+    """An empty folder."""
+    folder = Path(tempfile.mkdtemp(dir=_ram))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_hf(_ram: Path) -> Callable[..., Path]:
+    """``tiny_hf(family, tied)``: a Hugging Face folder, made once; do not change it."""
+
+    def get(family: str, tied: bool = False) -> Path:
+        folder = _ram / f"{family}-{'tied' if tied else 'untied'}"
+        if not folder.exists():
+            tiny.make(folder, family, tie_word_embeddings=tied)
+        return folder
+
+    return get
+
+
+@pytest.fixture
+def own_hf(tiny_hf: Callable[..., Path], scratch: Path) -> Callable[..., Path]:
+    """``own_hf(family, tied)``: a copy that the test may change."""
+
+    def get(family: str = "llama", tied: bool = False) -> Path:
+        return Path(shutil.copytree(tiny_hf(family, tied), scratch / "own"))
+
+    return get
