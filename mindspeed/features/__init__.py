@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed.features import (
+    checkout,
     cpu,
     distributed_optimizer,
     fused_operators,
@@ -20,6 +21,7 @@ FEATURES: tuple[Feature, ...] = (
     gpu_packages.FEATURE,
     npu.FEATURE,
     cpu.FEATURE,
+    checkout.FEATURE,
     no_transformer_engine.FEATURE,
     distributed_optimizer.FEATURE,
     fused_operators.FEATURE,

@@ -14,6 +14,8 @@ from mindspeed.ops.rope import rope
 from mindspeed.ops.swiglu import swiglu
 from mindspeed.patching import SymbolPatch
 
+_ROPE = "megatron.core.models.common.embeddings.rope_utils"
+
 
 def _attention(original: Any) -> Any:
     from mindspeed.transformer.dot_product_attention import DotProductAttention
@@ -47,6 +49,15 @@ def _rope(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return rope(t, freqs, mscale)
 
     return apply_rotary_pos_emb_bshd
+
+
+def _fused_rope(original: Callable[..., Tensor] | None) -> Callable[..., Tensor]:
+    def fused_apply_rotary_pos_emb(t: Tensor, freqs: Tensor, interleaved: bool = False) -> Tensor:
+        if interleaved:
+            raise ValueError("rotary_interleaved needs apply_rope_fusion=False")
+        return rope(t, freqs)
+
+    return original or fused_apply_rotary_pos_emb
 
 
 def _cross_entropy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -83,8 +94,14 @@ FEATURE = Feature(
         SymbolPatch(
             "ops.rope",
             "cosine and sine are computed anew for every layer",
-            "megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
+            f"{_ROPE}:_apply_rotary_pos_emb_bshd",
             _rope,
+        ),
+        SymbolPatch(
+            "ops.rope-fusion",
+            "apply_rope_fusion, Megatron-LM's default, needs TransformerEngine's kernel",
+            f"{_ROPE}:fused_apply_rotary_pos_emb",
+            _fused_rope,
         ),
         SymbolPatch(
             "ops.cross-entropy",

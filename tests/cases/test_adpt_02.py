@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TORCH, MEGATRON = "import torch", "import megatron.core.optimizer"
@@ -144,3 +146,48 @@ def test_a_checkout_of_megatron_wins_over_the_installed_package(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["gloo", "cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MEGATRON_LM" not in os.environ, reason="MEGATRON_LM names no checkout")
+def test_a_real_checkout_trains(tmp_path):
+    """Megatron-LM's own pretrain_gpt.py (set MEGATRON_LM to a core_v0.16 checkout), with the one
+    line added; its sources are only linked to."""
+    for entry in Path(os.environ["MEGATRON_LM"]).resolve().iterdir():
+        if entry.name != "pretrain_gpt.py":
+            (tmp_path / entry.name).symlink_to(entry)
+    script = (Path(os.environ["MEGATRON_LM"]) / "pretrain_gpt.py").read_text()
+    changed = script.replace(
+        "import torch\n", "import torch\nimport mindspeed.megatron_adaptor\n", 1
+    )
+    (tmp_path / "pretrain_gpt.py").write_text(changed)
+    flags = """
+        --tensor-model-parallel-size 2 --sequence-parallel --num-layers 2 --hidden-size 64
+        --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2
+        --global-batch-size 4 --lr 1e-3 --train-iters 3 --log-interval 1 --eval-iters 1
+        --eval-interval 100 --mock-data
+        --tokenizer-type NullTokenizer --vocab-size 1000 --transformer-impl local --swiglu
+        --distributed-backend nccl --normalization RMSNorm --disable-bias-linear
+        --position-embedding-type rope --no-persist-layer-norm --no-masked-softmax-fusion --bf16
+        --use-distributed-optimizer
+    """
+    launcher = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2"
+    result = subprocess.run(
+        [*launcher.split(), "pretrain_gpt.py", *flags.split()],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "MINDSPEED_DEVICE": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            "PYTHONPATH": os.pathsep.join(
+                [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
+            ),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "iteration        3/       3" in result.stdout
