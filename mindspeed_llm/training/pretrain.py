@@ -48,7 +48,7 @@ def train(cfg: Config) -> None:
     tokenizer = _tokenizer(cfg)
     vocab = None if tokenizer is None else tokenizer.vocab_size
     model = resolve_model(cfg, start.root, start.iteration, vocab)
-    cfg = _settled(cfg, model)
+    cfg = settled(cfg, model)
     layout = model.layout(cfg)
     position = distributed.initialize(cfg, layout.chunks)
     try:
@@ -73,7 +73,7 @@ def _tokenizer(cfg: Config) -> Tokenizer | NullTokenizer | None:
     )
 
 
-def _settled(cfg: Config, model: ResolvedModel) -> Config:
+def settled(cfg: Config, model: ResolvedModel) -> Config:
     """The flags with the model's shape and the batch size filled in, and checked."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     shape = model.shape

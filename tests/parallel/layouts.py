@@ -114,3 +114,160 @@ def train(rank: int, world: int, argv: list[str]) -> list[dict]:
     finally:
         metrics.Reporter._record = original
     return rows
+
+
+def build(argv: list[str]):
+    """Set up a run on the pool's ranks as the command would; the caller shuts down."""
+    from mindspeed_llm import distributed
+    from mindspeed_llm.flags import parse
+    from mindspeed_llm.model_source import resolve_model
+    from mindspeed_llm.training.pretrain import settled
+    from mindspeed_llm.training.setup import build_run
+
+    cfg = parse("pretrain", argv)
+    model = resolve_model(cfg, cfg.checkpoint.load)
+    cfg = settled(cfg, model)
+    position = distributed.initialize(cfg, model.layout(cfg).chunks)
+    run, _ = build_run(cfg, model, position, cfg.training.train_iters, load_weights=True)
+    return run
+
+
+def batches_of(run, ids: list[list[int]]):
+    """One micro-batch per row of ``ids`` for each model chunk; the labels are the next tokens."""
+    import torch
+
+    rows = [torch.tensor([row]) for row in ids]
+    micro = [
+        {
+            "tokens": row[:, :-1],
+            "labels": row[:, 1:],
+            "loss_mask": torch.ones(1, row.shape[1] - 1),
+            "position_ids": torch.arange(row.shape[1] - 1).unsqueeze(0),
+        }
+        for row in rows
+    ]
+    stage, layout = run.position.pipeline, run.layout
+    reads = [layout.is_first(stage, c) or layout.is_last(stage, c) for c in range(layout.chunks)]
+    return [iter(micro) if wanted else None for wanted in reads]
+
+
+def entries_of(run):
+    """(chunk, parameter name, weight-map entry) of this rank's parameters."""
+    from mindspeed_llm.checkpoint.placement import chunk_entries
+
+    for chunk in range(run.layout.chunks):
+        model = run.model
+        where = (run.layout, run.position.pipeline, chunk)
+        for name, entry in chunk_entries(model.family, model.shape, *where):
+            yield chunk, name, entry
+
+
+def first_gradients(rank: int, world: int, argv: list[str], ids: list[list[int]]):
+    """Gradients of the first step: (pipeline stage, TP rank, {Megatron name: gradient})."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from mindspeed_llm import distributed
+    from mindspeed_llm.training.step import forward_step
+
+    run = build(argv)
+    batches = batches_of(run, ids)
+    single = len(run.chunks) == 1
+    for chunk in run.chunks:
+        chunk.zero_grad_buffer()
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=batches[0] if single else batches,
+        model=run.chunks[0] if single else run.chunks,
+        num_microbatches=len(ids),
+        seq_length=len(ids[0]) - 1,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    parameters = [dict(model.named_parameters()) for model in run.models]
+    gradients = {
+        entry.megatron: parameters[chunk][name].main_grad.clone().numpy()
+        for chunk, name, entry in entries_of(run)
+        if name in parameters[chunk]
+    }
+    where = (run.position.pipeline, run.position.tensor)
+    distributed.shutdown()
+    return *where, gradients
+
+
+def logits(rank: int, world: int, argv: list[str], ids: list[list[int]]):
+    """Logits of the real vocabulary, [rows, tokens, vocab], on the last stage; else None."""
+    import torch
+    from megatron.core import tensor_parallel
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from mindspeed_llm import distributed
+
+    run = build(argv)
+    found = []
+
+    def step(batches, model):
+        batch = next(batches) if batches is not None else None
+        tokens = None if batch is None else batch["tokens"]
+        positions = None if batch is None else batch["position_ids"]
+        output = model(tokens, positions, None)
+
+        def collect(value, non_loss_data=False):
+            whole = tensor_parallel.gather_from_tensor_model_parallel_region(value)
+            found.append(whole[..., : run.model.shape.vocab_size].float().numpy())
+            return {}
+
+        return output, collect
+
+    batches = batches_of(run, [[*row, 0] for row in ids])
+    single = len(run.chunks) == 1
+    with torch.no_grad():
+        get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=batches[0] if single else batches,
+            model=run.chunks[0] if single else run.chunks,
+            num_microbatches=len(ids),
+            seq_length=len(ids[0]),
+            micro_batch_size=1,
+            forward_only=True,
+            collect_non_loss_data=True,
+        )
+    distributed.shutdown()
+    return found or None
+
+
+def replicated_digests(rank: int, world: int, argv: list[str], steps: int):
+    """After each step, a digest of every parameter that all TP ranks hold whole."""
+    import hashlib
+
+    from mindspeed_llm import distributed
+    from mindspeed_llm.models.splits import REPLICATED
+    from mindspeed_llm.training.data import Feed
+    from mindspeed_llm.training.step import train_step
+
+    run = build(argv)
+    feed = Feed(run, None, steps)
+    training = run.cfg.training
+    digests = []
+    for _ in range(steps):
+        train_step(
+            run.chunks,
+            run.optimizer,
+            feed.train_batches(),
+            num_microbatches=training.global_batch_size // run.position.data_size,
+            micro_batch_size=1,
+            seq_length=training.seq_length,
+        )
+        run.scheduler.step(increment=training.global_batch_size)
+        parameters = [dict(model.named_parameters()) for model in run.models]
+        digests.append(
+            {
+                entry.megatron: hashlib.sha256(
+                    parameters[chunk][name].detach().numpy().tobytes()
+                ).hexdigest()
+                for chunk, name, entry in entries_of(run)
+                if entry.split is REPLICATED
+            }
+        )
+    where = (run.position.pipeline, run.position.tensor)
+    distributed.shutdown()
+    return *where, digests

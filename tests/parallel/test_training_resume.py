@@ -110,9 +110,7 @@ def test_padding_heads_come_and_go(pool, odd_model, data, tmp_path, change, opti
 
 
 @pytest.mark.parametrize("optimizer", [{}, DISTRIBUTED], ids=["replicated", "distributed"])
-def test_torch_format_resumes_at_another_data_parallel_size(
-    pool, model, data, tmp_path, optimizer
-):
+def test_torch_format_resumes_at_another_data_parallel_size(pool, model, data, tmp_path, optimizer):
     straight = pool(1).run(train, argv=train_flags(model, data, iters=10))[-1]
     resumed = stopped_and_resumed(
         pool, model, data, tmp_path, (2, {}), (1, {}), ckpt_format="torch", **optimizer
