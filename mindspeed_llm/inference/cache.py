@@ -16,9 +16,11 @@ BLOCK = 256
 
 
 class KeyValueCache:
-    """Keys and values of one pipeline stage's layers, ``[batch, groups, slots, head size]`` each.
+    """Keys and values of a model chunk's layers; slots are allocated in blocks, as needed.
 
-    Slots are allocated in blocks and grow as needed.
+    Attributes:
+        pairs: per layer ``[2, batch, groups, slots, head size]``, keys then values.
+        slots: how many there are.
     """
 
     def __init__(
@@ -30,9 +32,8 @@ class KeyValueCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        empty = torch.empty(batch, groups, 0, head_size, dtype=dtype, device=device)
-        self.keys = [empty] * layers
-        self.values = [empty] * layers
+        empty = torch.empty(2, batch, groups, 0, head_size, dtype=dtype, device=device)
+        self.pairs = [empty] * layers
         self.slots = 0
 
     def reserve(self, slots: int, at_most: int) -> None:
@@ -42,20 +43,18 @@ class KeyValueCache:
         # Doubling keeps the copies of a long answer few.
         wanted = max(slots, 2 * self.slots)
         self.slots = max(slots, min(at_most, -(-wanted // BLOCK) * BLOCK))
-        self.keys = [self._grown(t) for t in self.keys]
-        self.values = [self._grown(t) for t in self.values]
+        self.pairs = [self._grown(pair) for pair in self.pairs]
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows of the batch but these."""
-        self.keys = [t.index_select(0, rows) for t in self.keys]
-        self.values = [t.index_select(0, rows) for t in self.values]
+        self.pairs = [pair.index_select(1, rows) for pair in self.pairs]
 
     def _grown(self, old: Tensor) -> Tensor:
-        batch, groups, used, head = old.shape
-        new = old.new_empty(batch, groups, self.slots, head)
-        new[:, :, :used] = old
+        used = old.shape[3]
+        new = old.new_empty(*old.shape[:3], self.slots, old.shape[4])
+        new[:, :, :, :used] = old
         # Slots past a row's position are masked, but 0 x NaN would still be NaN.
-        new[:, :, used:] = 0
+        new[:, :, :, used:] = 0
         return new
 
 
@@ -70,16 +69,23 @@ class RotaryTable:
         self._dtype = dtype
         self._cos = self._sin = inverse_frequencies.new_empty(0, 0)
 
-    def at(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine ``[*positions.shape, 1, 1, rotary size]``.
+    def at(self, positions: Tensor, longest: int, heads: int) -> tuple[Tensor, Tensor]:
+        """Factors of a group's queries, key and value ``[b, s, 1, heads + 2, rotary size]``.
+
+        The value's are cosine 1 and sine 0.
 
         Args:
-            longest: a bound of the positions, known on the host.
+            positions: ``[b, s]``.
+            longest: the largest of them.
+            heads: queries of a group.
         """
         if longest >= len(self._cos):
             self._grow(-(-(longest + 1) // BLOCK) * BLOCK)
-        cos, sin = self._cos[positions], self._sin[positions]
-        return cos[..., None, None, :], sin[..., None, None, :]
+        size = (*positions.shape, 1, heads + 2, self._cos.shape[-1])
+        cos, sin = self._cos.new_ones(size), self._cos.new_zeros(size)
+        cos[..., :-1, :] = self._cos[positions][..., None, None, :]
+        sin[..., :-1, :] = self._sin[positions][..., None, None, :]
+        return cos, sin
 
     def _grow(self, length: int) -> None:
         positions = torch.arange(length, dtype=torch.float32, device=self._frequencies.device)

@@ -6,6 +6,7 @@ stage) chooses each token and tells the others, so all of them return the same c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,13 +40,13 @@ class NewToken:
 
     Attributes:
         request: index of its request.
-        log_probability: under the model itself, whatever the sampling.
+        log_probability: under the model itself, whatever the sampling; None unless asked for.
         finish: "stop" after an end token, "length" at the limit, None before.
     """
 
     request: int
     token: int
-    log_probability: float
+    log_probability: float | None
     finish: str | None
 
 
@@ -54,7 +55,7 @@ class Completion:
     """What followed one prompt; an end token is the last of ``tokens``."""
 
     tokens: list[int] = field(default_factory=list)
-    log_probabilities: list[float] = field(default_factory=list)
+    log_probabilities: list[float | None] = field(default_factory=list)
     finish: str | None = None
 
     def add(self, new: NewToken) -> None:
@@ -74,6 +75,7 @@ class Engine:
             layers the decoder does not know (:attr:`obstacles`), each step runs Megatron's
             forward over all tokens.
         max_batch: prompts that run together; more wait for their turn.
+        score: give each token's log-probability.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Engine:
         end_tokens: Sequence[int] = (),
         use_kv_cache: bool = True,
         max_batch: int = 32,
+        score: bool = False,
     ) -> None:
         from mindspeed_llm.inference.decoder import obstacles
         from mindspeed_llm.inference.stages import CachedForward, FullForward, Stages
@@ -91,6 +94,7 @@ class Engine:
         self.shape = chunks[0].shape
         self.end_tokens = frozenset(end_tokens)
         self.max_batch = max_batch
+        self._score = score
         self.obstacles = sorted({text for chunk in chunks for text in obstacles(chunk)})
         self.cached = use_kv_cache and not self.obstacles
         forward = CachedForward(chunks) if self.cached else FullForward(chunks)
@@ -142,11 +146,11 @@ class Engine:
             fresh = False
             left = []
             for number, (row, token, score) in enumerate(zip(rows, *chosen, strict=True)):
-                row.tokens.append(int(token))
+                row.tokens.append(token)
                 finish = self._finish(row)
                 if finish is None:
                     left.append(number)
-                yield NewToken(row.index, int(token), score, finish)
+                yield NewToken(row.index, token, score, finish)
             if 0 < len(left) < len(rows):
                 stages.forward.keep(torch.tensor(left, device=stages.device))
             rows = [rows[number] for number in left]
@@ -172,29 +176,29 @@ class Engine:
         padded = [row.tokens + [0] * (width - len(row.tokens)) for row in rows]
         return torch.tensor(padded, device=device), Step(lengths, width, device)
 
-    def _choose(self, rows: list[_Row], logits: Tensor | None) -> tuple[list[float], list[float]]:
+    def _choose(
+        self, rows: list[_Row], logits: Tensor | None
+    ) -> tuple[list[int], list[float | None]]:
         """Each row's next token and its log-probability, the same on every rank."""
-        choice = torch.empty(2, len(rows), dtype=torch.float64, device=self._stages.device)
+        choice = torch.zeros(3, len(rows), dtype=torch.float64, device=self._stages.device)
         if self._stages.chooses:
             assert logits is not None
             # Rows that only pad the vocabulary can never be chosen.
             logits = logits[:, : self.shape.vocab_size]
-            tokens = self._draw(rows, logits)
-            choice[0], choice[1] = tokens, log_probabilities(logits, tokens)
-        tokens, scores = self._stages.agree(choice).tolist()
-        if any(score != score for score in scores):
+            best, tokens = logits.max(-1)
+            for number, row in enumerate(rows):
+                if not row.request.sampling.greedy:
+                    tokens[number] = choose(logits[number], row.request.sampling, row.generator)
+            choice[0], choice[1] = tokens, best
+            if self._score:
+                choice[2] = log_probabilities(logits, tokens)
+        chosen, highest, scores = self._stages.agree(choice).tolist()
+        if not all(map(math.isfinite, highest)):
             raise UserError(
-                "the model's logits are not numbers (NaN): its weights are damaged, or fp16 "
-                "is too narrow for it (use --bf16 or fp32)"
+                "the model's logits are not finite numbers: its weights are damaged, or fp16 is "
+                "too narrow for it (use --bf16 or fp32)"
             )
-        return tokens, scores
-
-    def _draw(self, rows: list[_Row], logits: Tensor) -> Tensor:
-        tokens = logits.argmax(-1)
-        for number, row in enumerate(rows):
-            if not row.request.sampling.greedy:
-                tokens[number] = choose(logits[number], row.request.sampling, row.generator)
-        return tokens
+        return [int(token) for token in chosen], scores if self._score else [None] * len(rows)
 
 
 class _Row:
