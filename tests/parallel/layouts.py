@@ -116,6 +116,17 @@ def train(rank: int, world: int, argv: list[str]) -> list[dict]:
     return rows
 
 
+def train_and_tell(rank: int, world: int, argv: list[str]) -> tuple[list[dict], str]:
+    """As :func:`train`, with everything that was printed."""
+    import contextlib
+    import io
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        rows = train(rank, world, argv)
+    return rows, said.getvalue()
+
+
 def build(argv: list[str]):
     """Set up a run on the pool's ranks as the command would; the caller shuts down."""
     from mindspeed_llm import distributed

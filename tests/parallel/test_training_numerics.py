@@ -1,4 +1,4 @@
-"""Against ``transformers``: logits and first gradients, at every layout; and what must not drift."""
+"""Against ``transformers``: logits and first gradients at every layout; and what may not drift."""
 
 from __future__ import annotations
 
