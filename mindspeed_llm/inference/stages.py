@@ -97,7 +97,9 @@ def full_forward(model: GPTModel, inputs: Tensor) -> Tensor:
         tokens = inputs.new_zeros(batch, width, dtype=torch.long)
         model.set_input_tensor(inputs.transpose(0, 1).contiguous())
     positions = torch.arange(width, device=inputs.device).expand(batch, -1)
-    out = model(tokens, positions, attention_mask=None)
+    # Megatron keeps tensors from call to call (rotary angles): they must serve training too.
+    with torch.inference_mode(False), torch.no_grad():
+        out = model(tokens, positions, attention_mask=None)
     return out if model.post_process else out.transpose(0, 1)
 
 
