@@ -46,13 +46,6 @@ SPARE_BYTES = 64 << 20
 """Room to leave on the disk beyond the tensors' own bytes."""
 
 
-def main(argv: list[str]) -> None:
-    """The verb ``convert``."""
-    from mindspeed_llm.flags import parse
-
-    convert(parse("convert", argv).convert)
-
-
 def convert(flags: ConvertFlags) -> Report:
     """Convert ``flags.load_dir`` into ``flags.save_dir``.
 

@@ -76,7 +76,7 @@ def test_finetune_starts_again_at_iteration_zero(pool, saved, data):
 
 
 def test_a_converted_checkpoint_starts_at_iteration_zero(pool, model, data, tmp_path):
-    from mindspeed_llm.checkpoint.convert import main as convert
+    from mindspeed_llm.checkpoint.command import main as convert
 
     folders = ["--load-dir", str(model), "--save-dir", str(tmp_path / "mg")]
     kinds = ["--load-model-type", "hf", "--save-model-type", "mg", "--model-type-hf", "llama2"]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mindspeed_llm.checkpoint.convert import main
+from mindspeed_llm.checkpoint.command import main
 
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
