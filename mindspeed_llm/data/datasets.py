@@ -130,6 +130,9 @@ def _check_size(prefixes: Sequence[str], seq_length: int) -> None:
         header = IndexHeader(prefix)
         tokens = int(header.lengths[: seq_length + 1].sum(dtype="int64"))
         if tokens < seq_length + 1:
+            # The first sequences may be short or empty ones.
+            tokens = int(header.lengths.sum(dtype="int64"))
+        if tokens < seq_length + 1:
             raise UserError(
                 f"{prefix} has {tokens} tokens, fewer than one sample (--seq-length {seq_length} "
                 "and one more). Use more text or a shorter --seq-length."

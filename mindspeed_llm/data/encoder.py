@@ -94,6 +94,14 @@ def concatenate(parts: Iterable[Sequence[int]]) -> Encoded:
     return Encoded(ids, lengths)
 
 
+def encode_with_transformers(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
+    """The ids as ``transformers`` gives them, which is the measure for every engine."""
+    # verbose warns of texts that are longer than the model's context: they are cut later.
+    return concatenate(
+        tokenizer.hf(list(texts), add_special_tokens=True, verbose=False)["input_ids"]
+    )
+
+
 class TokenizersEngine(Engine):
     """Hugging Face's ``tokenizers``, in all its threads."""
 
@@ -189,21 +197,23 @@ class FastokensEngine(Engine):
 _worker_tokenizer: Any = None
 
 
-def _start_worker(folder: str, trust_remote_code: bool) -> None:
+def _start_worker(folder: str, use_fast: bool, trust_remote_code: bool) -> None:
     from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 
     global _worker_tokenizer
-    _worker_tokenizer = load_hf_tokenizer(Path(folder), False, trust_remote_code)
+    _worker_tokenizer = load_hf_tokenizer(Path(folder), use_fast, trust_remote_code)
 
 
 def _encode_in_worker(texts: list[str]) -> Encoded:
-    return concatenate(_worker_tokenizer.hf(texts, add_special_tokens=True)["input_ids"])
+    return encode_with_transformers(_worker_tokenizer, texts)
 
 
 class PythonEngine(Engine):
     """A tokenizer without a ``tokenizers`` form: its own code, in several processes."""
 
-    def __init__(self, tokenizer: Tokenizer, workers: int, trust_remote_code: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, workers: int, use_fast: bool, trust_remote_code: bool
+    ) -> None:
         import multiprocessing
 
         self.name = f"the tokenizer's own Python code in {workers} processes"
@@ -214,7 +224,7 @@ class PythonEngine(Engine):
             workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(str(tokenizer.folder), trust_remote_code),
+            initargs=(str(tokenizer.folder), use_fast, trust_remote_code),
         )
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -257,14 +267,14 @@ def choose_engine(
         use_fast: False for ``--tokenizer-not-use-fast``.
     """
     if not tokenizer.is_fast:
-        python = PythonEngine(tokenizer, workers, trust_remote_code)
+        python = PythonEngine(tokenizer, workers, use_fast, trust_remote_code)
         python.why = "this tokenizer has no fast form" if use_fast else ""
         return python
     backend = tokenizer.backend_json()
     plain = TokenizersEngine(backend)
     texts = [*ODD_TEXTS, *special_texts(tokenizer), *sample]
     if not agrees_with_transformers(plain, tokenizer, texts):
-        python = PythonEngine(tokenizer, workers, trust_remote_code)
+        python = PythonEngine(tokenizer, workers, use_fast, trust_remote_code)
         python.why = "transformers adds steps of its own to this tokenizer"
         return python
     try:
@@ -296,8 +306,7 @@ def agrees_with_transformers(
     engine: TokenizersEngine, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> bool:
     """Whether the bare engine gives what ``tokenizer(text)`` of ``transformers`` gives."""
-    theirs = concatenate(tokenizer.hf(list(texts), add_special_tokens=True)["input_ids"])
-    return same(engine.encode(texts), theirs)
+    return same(engine.encode(texts), encode_with_transformers(tokenizer, texts))
 
 
 def same(one: Encoded, other: Encoded) -> bool:

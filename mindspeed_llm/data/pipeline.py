@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,8 +87,12 @@ def ahead(items: Iterator[T], depth: int = QUEUED) -> Any:
 class Writers:
     """The data sets of all keys: all appear, or none does."""
 
-    def __init__(self, by_key: dict[str, IndexedWriter]) -> None:
-        self.by_key = by_key
+    def __init__(self, prefixes: Mapping[str, Path], dtype: np.dtype) -> None:
+        self.by_key: dict[str, IndexedWriter] = {}
+        with contextlib.ExitStack() as stack:
+            for key, prefix in prefixes.items():
+                self.by_key[key] = stack.enter_context(IndexedWriter(prefix, dtype))
+            self._open = stack.pop_all()
 
     def add(self, encoded: dict[str, Encoded]) -> None:
         """Write the documents of each key."""
@@ -107,8 +112,7 @@ class Writers:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for writer in self.by_key.values():
-            writer.__exit__(*error)
+        self._open.__exit__(*error)
 
 
 class Meter:

@@ -97,6 +97,8 @@ def preprocess(options: PreprocessOptions, tokenizer: Tokenizer) -> Summary:
         names = ", ".join(path.name for path in unknown[:10])
         more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
         warn(f"not read, of no known format: {names}{more}")
+    if tokenizer.is_fast and not options.use_fast:
+        warn("transformers has no Python form of this tokenizer: its fast form is used")
     workers = options.workers or len(os.sched_getaffinity(0))
     set_threads(workers)
     bad = BadRecords(skip=options.on_error == "skip")
@@ -152,7 +154,7 @@ class Run:
         prefixes = output_prefixes(self.options)
         started = time.perf_counter()
         meter = Meter(self.files, self.options.log_interval)
-        with Writers({key: IndexedWriter(path, dtype) for key, path in prefixes.items()}) as out:
+        with Writers(prefixes, dtype) as out:
             with meter:
                 for batch, encoded in in_threads(batches, handler.encode):
                     out.add(encoded)

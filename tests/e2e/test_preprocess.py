@@ -118,7 +118,10 @@ def wrong(name: str, folder: Path) -> tuple[list[str], str]:
     changes: dict[str, tuple[dict[str, str | None], str]] = {
         "no input": ({"--input": None}, "--input is required"),
         "no output": ({"--output-prefix": None}, "--output-prefix is required"),
-        "no tokenizer": ({"--tokenizer-name-or-path": None}, "--tokenizer-name-or-path is required"),
+        "no tokenizer": (
+            {"--tokenizer-name-or-path": None},
+            "--tokenizer-name-or-path is required",
+        ),
         "input not there": ({"--input": str(folder / "god.jsonl")}, "Near to it: good.jsonl"),
         "input of no format": ({"--input": str(folder / "pictures")}, "found a.png"),
         "empty input": ({"--input": str(empty)}, "no token under the key"),

@@ -10,6 +10,7 @@ from typing import BinaryIO, Protocol
 from mindspeed.errors import UserError
 
 FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "txt")
+RESULT_SUFFIXES = (".bin", ".idx", ".json")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -49,6 +50,8 @@ def find_inputs(given: str) -> tuple[list[Path], list[Path]]:
             for entry in sorted(path.rglob("*"))
             if entry.is_file()
             and not any(part.startswith(".") for part in entry.relative_to(path).parts)
+            # An earlier result in the same folder, with its note in JSON, is no input.
+            and not (entry.suffix in RESULT_SUFFIXES and entry.with_suffix(".idx").is_file())
         ]
     else:
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]

@@ -114,6 +114,8 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "sub" / "c.csv").write_text("text\nfrom c\n")
     (tmp_path / "README.md").write_text("not data")
     (tmp_path / ".hidden.txt").write_text("not data")
+    for end in (".idx", ".bin", ".json"):
+        (tmp_path / f"earlier_text_document{end}").write_text("{}")
     assert [texts[0] for _, texts in read(tmp_path)] == ["from a", "from b", "from c"]
     _, unknown = find_inputs(str(tmp_path))
     assert [path.name for path in unknown] == ["README.md"]
