@@ -8,7 +8,8 @@
   ``dist_source.py`` implement it.
 - ``planned_file.py``: files laid out first and filled in any order; ``torch_file.py`` and
   ``safetensors_file.py`` plan the two formats.
-- ``command.py``: the verb; ``convert.py``: what it runs; ``to_megatron.py`` and ``to_hf.py`` do the work.
+- ``command.py``: the verb; ``convert.py``: what it runs; ``to_megatron.py`` and ``to_hf.py`` do
+  the work.
 - ``live.py``: weights from any source into a live, possibly parallel, model.
 - ``side_files.py``: ``config.json``, tokenizer files and templates that travel along.
 """
