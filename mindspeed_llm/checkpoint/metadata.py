@@ -111,10 +111,16 @@ def read_metadata(
     shape = _shape(values, vocab_size)
     name = values.get("model_type_hf")
     family = get_family(name) if name else family_of_shape(shape)
+    padded = values.get("padded_vocab_size") or shape.vocab_size
+    if padded < shape.vocab_size:
+        raise UserError(
+            f"the vocabulary has {shape.vocab_size} rows, the checkpoint's table only {padded}; "
+            "they belong to different models"
+        )
     layout = CheckpointLayout(
         tensor_parallel=values.get("tensor_model_parallel_size") or 1,
         pipeline=_pipeline(values, shape.num_layers),
-        padded_vocab_size=values.get("padded_vocab_size") or shape.vocab_size,
+        padded_vocab_size=padded,
     )
     return family, shape, layout
 
