@@ -40,7 +40,8 @@ def build_datasets(
     Args:
         data: the data flags (``--data-path``, ``--split``, ``--data-cache-path`` ...).
         num_samples: samples needed of (train, valid, test); 0: none, the split is left out;
-            None: one pass.
+            None: one pass. Evaluation and test are left out too where the flags give them no
+            data (:func:`splits_with_data`), as Megatron does.
         tokenizer: its end-of-document id, and its vocabulary against that of the data.
         seq_length: tokens in a sample; one more is read for the last label.
         seed: of the order of documents and samples.
@@ -57,6 +58,14 @@ def build_datasets(
         UserError: a data set that is missing, damaged, too small, or of another tokenizer.
     """
     blends = blends_of(data)
+    present = splits_with_data(data)
+    for split, count in zip(SPLITS[1:], num_samples[1:], strict=True):
+        if count and split not in present:
+            say(f"> no {split} data: neither --split nor a path of its own gives it any")
+    num_samples = [
+        count if split in present or split == "train" else 0
+        for split, count in zip(SPLITS, num_samples, strict=True)
+    ]
     if blends is None:
         return _mock(data, num_samples, tokenizer, seq_length, seed) if wanted else [None] * 3
     prefixes = sorted({prefix for blend in blends.values() for prefix in blend.prefixes})
@@ -103,6 +112,19 @@ def blends_of(data: DataFlags) -> dict[str, Blend] | None:
         blends[split] = parse_blend(words or (), flag)
         check_blend(blends[split], flag)
     return blends
+
+
+def splits_with_data(data: DataFlags) -> set[str]:
+    """Which of train, valid and test the flags give data; the same on every rank."""
+    if data.mock_data:
+        return set(SPLITS)
+    if not data.data_path:
+        own = (data.train_data_path, data.valid_data_path, data.test_data_path)
+        return {split for split, words in zip(SPLITS, own, strict=True) if words}
+    from megatron.core.datasets.blended_megatron_dataset_config import parse_and_normalize_split
+
+    shares = parse_and_normalize_split(data.split)
+    return {split for split, share in zip(SPLITS, shares, strict=True) if share > 0}
 
 
 def cache_folder(data: DataFlags, prefixes: Sequence[str]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mindspeed_llm.data.datasets import build_datasets
+from mindspeed_llm.data.datasets import build_datasets, splits_with_data
 from mindspeed_llm.data.loader import build_dataloader
 from mindspeed_llm.data.tokenizer import NullTokenizer
 from mindspeed_llm.training.setup import Run
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mindspeed_llm.data.tokenizer import Tokenizer
 
 _SPLIT_INDEX = {"train": 0, "validation": 1, "test": 2}
+_SPLIT_OF_FLAGS = {"validation": "valid", "test": "test"}
 
 
 class Feed:
@@ -66,7 +67,8 @@ class Feed:
 
     def held_out_batches(self, split: str) -> list[Iterator[Batch] | None] | None:
         """Micro-batches of "validation" or "test", per model chunk; None if nothing is to do."""
-        if self._run.cfg.training.eval_iters == 0:
+        cfg = self._run.cfg
+        if cfg.training.eval_iters == 0 or _SPLIT_OF_FLAGS[split] not in splits_with_data(cfg.data):
             return None
         loader = self._loader(split, 0)
         return self._per_chunk(None if loader is None else self._move(loader))

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.data.blend import Blend, parse_blend
-from mindspeed_llm.data.datasets import build_datasets
+from mindspeed_llm.data.datasets import build_datasets, splits_with_data
 from mindspeed_llm.data.indexed import IndexedWriter
 from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import NullTokenizer, load_hf_tokenizer
@@ -108,8 +108,9 @@ def test_own_data_for_each_split(prefixes: list[str]) -> None:
     flags = DataFlags(train_data_path=(a,), valid_data_path=("0.5", a, "0.5", b))
     train, valid, test = build(flags, (40, 10, 0))
     assert (len(train) >= 40, len(valid) >= 10, test) == (True, True, None)
-    with pytest.raises(UserError, match="--test-data-path is not given"):
-        build(flags, (40, 10, 3))
+    assert splits_with_data(flags) == {"train", "valid"}
+    with pytest.raises(UserError, match="--train-data-path is not given"):
+        build(DataFlags(valid_data_path=(a,)), (40, 10, 0))
 
 
 def test_end_of_document_masks(prefixes: list[str]) -> None:
@@ -190,7 +191,19 @@ def test_data_that_is_too_little(prefixes: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the test share of .* is empty"):
         build(DataFlags(data_path=(prefixes[0],), split="9990,9,1"), (10, 0, 5))
     with pytest.raises(UserError, match="--split gives it no share"):
-        build(DataFlags(data_path=(prefixes[0],), split="100,0,0"), (10, 5, 0))
+        build(DataFlags(data_path=(prefixes[0],), split="0,100,0"), (10, 5, 0))
+
+
+def test_a_split_without_a_share_is_left_out_and_said(
+    prefixes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = DataFlags(data_path=(prefixes[0],), split="90,10")
+    assert splits_with_data(flags) == {"train", "valid"}
+    train, valid, test = build(flags, (10, 5, 5))
+    assert test is None
+    assert len(train) >= 10
+    assert len(valid) >= 5
+    assert "no test data" in capsys.readouterr().out
 
 
 def test_data_flags_that_contradict_each_other(prefixes: list[str]) -> None:
