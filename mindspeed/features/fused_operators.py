@@ -90,6 +90,7 @@ FEATURE = Feature(
             "Megatron's is written for a compiler to fuse",
             "megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
             _swiglu,
+            devices=("cpu", "npu"),  # on CUDA the compiler does fuse it
         ),
         SymbolPatch(
             "ops.rope",
@@ -108,6 +109,7 @@ FEATURE = Feature(
             "several passes over fp32 logits of the whole batch",
             "megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
             _cross_entropy,
+            devices=("cpu", "npu"),
         ),
     ),
 )

@@ -44,6 +44,16 @@ def test_every_patch_is_named_and_says_why():
     assert states["cpu.stay"] == states["optimizer.own-step"] == "applied"
 
 
+def test_the_page_on_devices_lists_every_patch():
+    from pathlib import Path
+
+    from mindspeed.features import FEATURES
+
+    page = (Path(__file__).resolve().parents[3] / "docs" / "devices.md").read_text()
+    listed = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert {patch.name for feature in FEATURES for patch in feature.patches} <= listed
+
+
 def test_router_product_without_transformer_engine():
     from megatron.core.transformer.moe import moe_utils
 
