@@ -363,7 +363,7 @@ def _norm(module: Any) -> Callable[[Tensor], Tensor]:
     mean_of, epsilon = 1 / weight.numel(), weight.new_full((1, 1, 1), module.eps)
 
     def rms_norm(x: Tensor) -> Tensor:
-        if x.dtype != torch.float32 or len(x) > _FEW_ROWS:
+        if x.dtype != torch.float32 or x.dim() != 2 or len(x) > _FEW_ROWS:
             return F.rms_norm(x, weight.shape, weight, module.eps)
         # The mean square of a row as a product with itself: five operations in place of nine,
         # which at one token of a small model is 5% of the time.

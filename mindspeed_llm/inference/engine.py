@@ -94,7 +94,7 @@ class Engine:
         self.shape = chunks[0].shape
         self.end_tokens = frozenset(end_tokens)
         self.max_batch = max_batch
-        self._score = score
+        self.score = score
         self.obstacles = sorted({text for chunk in chunks for text in obstacles(chunk)})
         self.cached = use_kv_cache and not self.obstacles
         forward = CachedForward(chunks) if self.cached else FullForward(chunks)
@@ -190,7 +190,7 @@ class Engine:
                 if not row.request.sampling.greedy:
                     tokens[number] = choose(logits[number], row.request.sampling, row.generator)
             choice[0], choice[1] = tokens, best
-            if self._score:
+            if self.score:
                 choice[2] = log_probabilities(logits, tokens)
         chosen, highest, scores = self._stages.agree(choice).tolist()
         if not all(map(math.isfinite, highest)):
@@ -198,7 +198,7 @@ class Engine:
                 "the model's logits are not finite numbers: its weights are damaged, or fp16 is "
                 "too narrow for it (use --bf16 or fp32)"
             )
-        return [int(token) for token in chosen], scores if self._score else [None] * len(rows)
+        return [int(token) for token in chosen], scores if self.score else [None] * len(rows)
 
 
 class _Row:
