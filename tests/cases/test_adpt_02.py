@@ -27,7 +27,7 @@ assert str(parallel_state.torch.zeros(1, device="cuda").device) == "cpu"
 assert backends.WrappedTorchNorm is torch_norm.WrappedTorchNorm is Norm
 assert not hasattr(fused_bias_swiglu.swiglu, "_torchdynamo_orig_callable")
 waiting = {p.name for p in adaptor.patches() if p.state.startswith("waits")}
-assert waiting <= {"cpu.moe-split-sizes", "no-te.general-gemm"}, waiting
+assert waiting <= {"cpu.moe-split-sizes", "no-te.general-gemm", "checkout.compile"}, waiting
 """
 
 
@@ -129,7 +129,9 @@ def test_a_checkout_of_megatron_wins_over_the_installed_package(tmp_path):
     (training / "__init__.py").write_text("")
     (training / "initialize.py").write_text(
         "import torch\n"
+        "def _compile_dependencies(): raise OSError('no CUDA toolkit')\n"
         "def start():\n"
+        "    _compile_dependencies()\n"
         "    assert torch.cuda.is_available(), 'Megatron requires CUDA.'\n"
         "    torch.distributed.init_process_group(backend='nccl', rank=0, world_size=1,\n"
         "        init_method='tcp://127.0.0.1:0')\n"
