@@ -7,7 +7,7 @@ from mindspeed_llm.flags import parse
 
 def main(argv: list[str]) -> None:
     """Convert as ``argv`` says."""
-    flags = parse("convert", argv).convert
+    flags = parse("convert", argv, "mindspeed-llm convert").convert
     from mindspeed_llm.checkpoint.convert import convert
 
     convert(flags)

@@ -29,7 +29,7 @@ VERB = "pretrain"
 
 def main(argv: list[str]) -> int:
     """Parse, start the processes if asked to, train."""
-    cfg = parse(VERB, argv)
+    cfg = parse(VERB, argv, f"mindspeed-llm {VERB}")
     if cfg.parallel.nproc and not is_rank():
         return launch("mindspeed_llm.cli", [VERB, *argv], cfg.parallel.nproc)
     train(cfg)
