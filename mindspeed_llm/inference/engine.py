@@ -118,6 +118,16 @@ class Engine:
         for start in range(0, len(requests), self.max_batch):
             yield from self._run_batch(requests, range(start, len(requests))[: self.max_batch])
 
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """fp32 logits ``[len(tokens), vocabulary]`` of every position, by Megatron's forward.
+
+        For checks: nothing of the decoder is used. On the ranks of the last pipeline stage;
+        other ranks get an empty tensor.
+        """
+        ids = torch.tensor([list(tokens)], device=self._stages.device)
+        out = self._stages.all_logits(ids)
+        return torch.empty(0) if out is None else out[0, :, : self.shape.vocab_size].float()
+
     def _check(self, request: Request) -> None:
         limit = self.shape.max_position_embeddings
         if not request.prompt:

@@ -6,6 +6,7 @@ all ranks of the last stage return the logits of each row's last token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -135,10 +136,16 @@ class Stages:
             Logits of each row's last token ``[b, padded vocabulary]`` on the last stage's ranks,
             None on the others.
         """
+        return self._through(tokens, lambda number, x: self.forward.run(number, x, step))
+
+    def all_logits(self, tokens: Tensor) -> Tensor | None:
+        """As :meth:`run`, for every position of ``[b, s]`` tokens and by Megatron's forward."""
+        return self._through(tokens, lambda number, x: full_forward(self.chunks[number], x))
+
+    def _through(self, tokens: Tensor, run: Callable[[int, Tensor], Tensor]) -> Tensor | None:
         out = tokens
         for number, chunk in enumerate(self.chunks):
-            inputs = tokens if chunk.pre_process else self._receive(tokens.shape)
-            out = self.forward.run(number, inputs, step)
+            out = run(number, tokens if chunk.pre_process else self._receive(tokens.shape))
             if not chunk.post_process:
                 self._send(out)
         return self._gathered(out) if self.chunks[-1].post_process else None

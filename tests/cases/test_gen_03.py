@@ -46,7 +46,9 @@ def test_gen_03_grid_keeps_a_candidate_and_finite_numbers(kind, dtype) -> None:
             assert sampling.greedy
             assert token == int(scores.float().argmax())
         if top_p == 1e-6 and kind != "flat":
-            assert ids.tolist() == [int(scores.float().argmax())]
+            # In bf16 several may share the maximum.
+            assert len(ids) == 1
+            assert scores[ids[0]] == scores.max()
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999999, 1.0])

@@ -21,6 +21,7 @@ MODELS = {
     "llama3-tied": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "llama-one-kv-head": {"num_key_value_heads": 1},
     "llama-three-heads": {
+        "hidden_size": 48,
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
         "head_dim": 16,
@@ -53,11 +54,33 @@ def greedy(pool, folder, flags, ranks) -> list:
     return results[0][0]
 
 
-@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2)], ids=["tp1", "tp2", "pp2"])
-@pytest.mark.parametrize("name", MODELS)
+# Quick: what differs between layouts. Slow: the rest of the grid.
+QUICK = {
+    ("llama", "pp2"),
+    ("llama3-tied", "pp2"),
+    ("llama-one-kv-head", "tp2"),
+    ("llama-three-heads", "tp2"),
+    ("qwen2", "tp2"),
+    ("qwen3", "tp1"),
+}
+LAYOUTS = {"tp1": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
+GRID = [
+    pytest.param(
+        name,
+        layout,
+        id=f"{name}-{layout}",
+        marks=[] if (name, layout) in QUICK else [pytest.mark.slow],
+    )
+    for name in MODELS
+    for layout in LAYOUTS
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), GRID)
 def test_greedy_tokens_equal_those_of_transformers(pool, models, name, layout) -> None:
     folder, expected = models(name)
-    assert greedy(pool, folder, layout_flags(*layout), layout[0] * layout[1]) == expected
+    tensor, pipeline = LAYOUTS[layout]
+    assert greedy(pool, folder, layout_flags(tensor, pipeline), tensor * pipeline) == expected
 
 
 @pytest.mark.slow
@@ -70,11 +93,10 @@ def test_greedy_tokens_at_tp2_pp2(pool, models, name) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--num-layers-per-virtual-pipeline-stage", "1"],
         ["--num-layer-list", "1,3"],
         ["--no-kv-cache"],
     ],
-    ids=["interleaved", "uneven", "without-cache"],
+    ids=["uneven", "without-cache"],
 )
 def test_pipeline_variants(pool, models, flags) -> None:
     folder, expected = models("llama")
