@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -137,9 +138,8 @@ def test_a_checkout_of_megatron_wins_over_the_installed_package(tmp_path):
         "        init_method='tcp://127.0.0.1:0')\n"
         "    return torch.distributed.get_backend(), torch.ones(1).cuda().device.type\n"
     )
-    import megatron.core
-
-    (tmp_path / "megatron" / "core").symlink_to(Path(megatron.core.__file__).parent)
+    installed = importlib.util.find_spec("megatron.core")
+    (tmp_path / "megatron" / "core").symlink_to(Path(installed.origin).parent)
     result = run(
         f"{TORCH}\n{ADAPTOR}\nimport megatron.core, sys\n"
         f"assert megatron.core.__file__.startswith({str(tmp_path)!r}), megatron.core.__file__\n"
