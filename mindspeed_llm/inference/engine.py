@@ -7,7 +7,7 @@ stage) chooses each token and tells the others, so all of them return the same c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ class Engine:
     def __init__(
         self,
         chunks: list[GPTModel],
-        end_tokens: Sequence[int] = (),
+        end_tokens: Iterable[int] = (),
         use_kv_cache: bool = True,
         max_batch: int = 32,
         score: bool = False,

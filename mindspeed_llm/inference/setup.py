@@ -112,8 +112,8 @@ def _tokenizer(cfg: Config, model: ResolvedModel) -> Tokenizer:
     folder = flags.tokenizer_name_or_path or flags.tokenizer_model
     beside = _side_folder(model)
     if folder is None and beside is not None:
-        if any((beside / name).is_file() for name in TOKENIZER_FILES):
-            folder = str(beside)
+        found = any((beside / name).is_file() for name in TOKENIZER_FILES)
+        folder = str(beside) if found else None
     if folder is None:
         raise UserError(
             f"no tokenizer: {cfg.checkpoint.load} holds none; give its folder with "

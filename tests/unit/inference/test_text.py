@@ -18,7 +18,10 @@ def tokenizer():
     return load_hf_tokenizer(byte_level())
 
 
-@pytest.mark.parametrize("text", ["plain words", "数据并行 and 🙂🙃 mixed", "e\u0301 \u200d👩‍👩‍👧‍👦!", "\ufffd"])
+TEXTS = ["plain words", "数据并行 and 🙂🙃 mixed", "e\u0301 \u200d👩\u200d👧!", "\ufffd"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("prompt", ["", "Once upon", "半"])
 def test_pieces_hold_whole_characters_and_join_to_the_answer(tokenizer, text, prompt) -> None:
     ids = tokenizer.encode(text)
@@ -49,7 +52,7 @@ def test_all_end_tokens_of_the_model_count(tokenizer, tmp_path) -> None:
 
 
 def test_bad_end_tokens_are_user_errors(tokenizer, tmp_path) -> None:
-    with pytest.raises(UserError, match="2 tokens|tokens for this tokenizer"):
+    with pytest.raises(UserError, match="tokens for this tokenizer"):
         end_tokens([], tokenizer, ["two words, many tokens"])
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match="not a JSON object"):
