@@ -185,6 +185,11 @@ def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
             "--load or --hf-config DIR supply the whole shape"
         )
     heads = model.num_attention_heads
+    if model.kv_channels is None and model.hidden_size % heads:
+        raise UserError(
+            f"--hidden-size {model.hidden_size} does not divide by --num-attention-heads {heads}; "
+            "give the head size with --kv-channels"
+        )
     grouped = model.group_query_attention and model.num_query_groups
     return ModelShape(
         num_layers=model.num_layers,

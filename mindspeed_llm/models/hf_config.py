@@ -145,6 +145,11 @@ class ConfigMap:
     def _rope(self, config: Mapping[str, Any]) -> tuple[float, RopeScaling | None, float]:
         new = config.get("rope_parameters") or {}
         old = config.get("rope_scaling") or {}
+        if new and any(new.get(key, value) != value for key, value in old.items()):
+            raise UserError(
+                "config.json has both rope_parameters and rope_scaling, and they differ: "
+                f"{new} and {old}; remove the one that is wrong"
+            )
         settings = {**old, **new}
         base = new.get("rope_theta", config.get("rope_theta", self.default_rope_theta))
         percent = new.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))

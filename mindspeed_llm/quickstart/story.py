@@ -77,6 +77,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.iterations < 1:
         raise UserError(f"--iterations {options.iterations}: at least one step is needed")
+    if options.model is not None and not (options.model / "config.json").is_file():
+        raise UserError(
+            f"--model {options.model}: no config.json there; give a Hugging Face folder with "
+            "weights and tokenizer, or leave it out for SmolLM2"
+        )
     started = time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
     story = Story(options.folder, options.model or smollm2.prepare(), options.iterations)

@@ -41,8 +41,9 @@ def train(cfg: Config) -> None:
     from mindspeed_llm import distributed
     from mindspeed_llm.model_source import resolve_model
     from mindspeed_llm.training.checkpointing.load import inspect
-    from mindspeed_llm.training.checkpointing.start import choose_start
+    from mindspeed_llm.training.checkpointing.start import check_save_folder, choose_start
 
+    check_save_folder(cfg)
     start = choose_start(cfg)
     saved = inspect(start)
     tokenizer = _tokenizer(cfg)

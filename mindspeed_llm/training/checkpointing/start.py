@@ -7,6 +7,7 @@ nothing is an error, never a silent start from scratch.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +63,22 @@ def choose_start(cfg: Config) -> Start:
     if load != save:
         notes = (*notes, *_newer_in_save(save, saved, iteration))
     return Start(load, iteration, notes)
+
+
+def check_save_folder(cfg: Config) -> None:
+    """Find out now, and not at the first save, that ``--save`` cannot be written.
+
+    Raises:
+        UserError: it is a file, lies under one, or may not be written.
+    """
+    if cfg.checkpoint.save is None:
+        return
+    save = Path(cfg.checkpoint.save)
+    there = next(path for path in (save, *save.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--save {save}: {there} is a file; give a folder, which need not exist")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--save {save}: no permission to write in {there}")
 
 
 def newest(root: Path) -> tuple[paths.Iteration | None, tuple[str, ...]]:
