@@ -64,7 +64,7 @@ def make_checkpoint(folder: Path, gigabytes: float) -> None:
     for file, group in shards.items():
         planned = plan_safetensors_file(folder / file, group)
         for name, spec in group.items():
-            planned.write(name, torch.randn(spec.dims).mul_(0.02).to(spec.dtype))
+            planned.write(name, [torch.randn(spec.dims).mul_(0.02).to(spec.dtype)])
         planned.finish()
     (folder / INDEX).write_text(index_json(shards))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,17 +32,21 @@ class Caster:
         """The type that a tensor of type ``stored`` gets."""
         return self.dtype or stored
 
-    def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor in the wanted type.
+    def __call__(self, name: str, rows: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of a tensor in the wanted type.
 
         Raises:
             UserError: if finite values would become infinite.
         """
+        return [self._cast(name, part) for part in rows]
+
+    def _cast(self, name: str, tensor: Tensor) -> Tensor:
         bad = count_not_finite(tensor)
         if bad:
             with self._lock:
                 self.not_finite += bad
-                self.not_finite_in.append(name)
+                if name not in self.not_finite_in:
+                    self.not_finite_in.append(name)
         if self.dtype is None or tensor.dtype == self.dtype:
             return tensor
         cast = tensor.to(self.dtype)

@@ -12,11 +12,16 @@ from torch import Tensor
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.hf_reader import HfTensors
 from mindspeed_llm.checkpoint.placement import EMBEDDING, OUTPUT
-from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems
+from mindspeed_llm.checkpoint.source import (
+    WeightSource,
+    name_problems,
+    raise_problems,
+    shape_of_one_rank,
+)
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import family_of_hf_config, read_hf_config
-from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import COLUMN, GATED_COLUMN, HEAD_ROWS, TensorParallel, same_bits
+from mindspeed_llm.models.splits import COLUMN, TensorParallel, same_bits
+from mindspeed_llm.models.transforms import Rows, stack_rows
 
 # Buffers that old versions of transformers saved and that are computed from the config.
 BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -98,27 +103,17 @@ class HfSource(WeightSource):
         return entry.to_megatron(self.shape, self._tensors(entry))
 
     def part(self, entry: Mapping, at: TensorParallel) -> Tensor:
-        # Whole heads and MLP rows of one rank are neighbours in each source tensor: cutting first
-        # reads and fuses this rank's rows only.
-        if entry.split is GATED_COLUMN or (entry.split is HEAD_ROWS and self._whole_heads(at)):
-            cut = tuple(COLUMN.take(tensor, at) for tensor in self._tensors(entry))
-            return entry.to_megatron(self._shape_of_one_rank(at), cut)
-        return super().part(entry, at)
+        return stack_rows(self.part_rows(entry, at))
+
+    def part_rows(self, entry: Mapping, at: TensorParallel) -> Rows:
+        shape = shape_of_one_rank(entry, self.shape, at.size)
+        if shape is None:
+            return [entry.split.take(self.full(entry), at)]
+        cut = tuple(COLUMN.take(tensor, at) for tensor in self._tensors(entry))
+        return entry.transform.forward_rows(shape, cut)
 
     def _tensors(self, entry: Mapping) -> tuple[Tensor, ...]:
         return tuple(self._stored.get(name) for name in entry.hf)
 
     def describe(self) -> str:
         return "Hugging Face"
-
-    def _whole_heads(self, at: TensorParallel) -> bool:
-        return self.shape.num_query_groups % at.size == 0
-
-    def _shape_of_one_rank(self, at: TensorParallel) -> ModelShape:
-        """The shape whose fused rows are this rank's."""
-        if not self._whole_heads(at):
-            return self.shape
-        groups, heads = self.shape.num_query_groups, self.shape.num_attention_heads
-        return replace(
-            self.shape, num_query_groups=groups // at.size, num_attention_heads=heads // at.size
-        )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -52,22 +55,25 @@ class PlannedFile:
         self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_WRONLY)
 
-    def write(self, name: str, tensor: Tensor) -> int:
-        """Fill the slot of ``name``; returns the number of bytes.
+    def write(self, name: str, rows: Sequence[Tensor]) -> int:
+        """Fill the slot of ``name`` with ``rows``, one below the other; returns the bytes.
 
         Raises:
-            KeyError, ValueError: no such slot, or a tensor that does not fit it: our own fault.
+            KeyError, ValueError: no such slot, or rows that do not fit it: our own fault.
             OSError: the disk is full.
         """
         slot = self._slots[name]
-        if TensorSpec.of(tensor) != slot.spec:
-            found = TensorSpec.of(tensor)
+        found = _spec_of_rows(rows)
+        if found != slot.spec:
             raise ValueError(f"{self.path.name}: {name} is {found}, not {slot.spec}")
         with self._lock:
             if name not in self._pending:
                 raise ValueError(f"{self.path.name}: {name} is written twice")
             self._pending.remove(name)
-        _write_all(self._descriptor, bytes_of(tensor), slot.offset)
+        offset = slot.offset
+        for part in rows:
+            for block in _contiguous_blocks(part):
+                offset += _write_all(self._descriptor, bytes_of(block), offset)
         return slot.spec.nbytes
 
     def finish(self) -> None:
@@ -89,14 +95,37 @@ class PlannedFile:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The raw bytes of a CPU tensor; without a copy if it is contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    """The raw bytes of a contiguous CPU tensor, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+def _spec_of_rows(rows: Sequence[Tensor]) -> TensorSpec:
+    first = TensorSpec.of(rows[0])
+    if len(rows) == 1:
+        return first
+    if len({(part.dtype, part.shape[1:]) for part in rows}) > 1:
+        raise ValueError(f"rows of different types or widths: {[TensorSpec.of(r) for r in rows]}")
+    return TensorSpec(first.dtype, (sum(part.shape[0] for part in rows), *first.dims[1:]))
+
+
+def _contiguous_blocks(tensor: Tensor) -> Iterator[Tensor]:
+    """``tensor`` itself, or copies of a few rows at a time where its rows are not adjacent.
+
+    Small copies reuse the same memory; a copy of the whole would touch fresh pages each time.
+    """
+    if tensor.is_contiguous():
+        yield tensor
+        return
+    rows = max(1, BLOCK_BYTES * tensor.shape[0] // max(1, tensor.nbytes))
+    for block in tensor.split(rows):
+        yield block.contiguous()
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> int:
+    length = len(data)
     while data:
         # One call writes 2 GiB at most.
         written = os.pwrite(descriptor, data, offset)
         data = data[written:]
         offset += written
+    return length

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import get_family
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import TensorParallel
+from mindspeed_llm.models.splits import GATED_COLUMN, HEAD_ROWS, TensorParallel
+from mindspeed_llm.models.transforms import Rows
 
 
 class WeightSource(ABC):
@@ -64,6 +66,15 @@ class WeightSource(ABC):
         """What tensor-parallel rank ``at.rank`` of ``at.size`` holds of ``entry``."""
         return entry.split.take(self.full(entry), at)
 
+    def part_rows(self, entry: Mapping, at: TensorParallel) -> Rows:
+        """:meth:`part` as row ranges, views of the mapped files where that is possible."""
+        return [self.part(entry, at)]
+
+    def hf_rows(self, entry: Mapping) -> dict[str, Rows]:
+        """The Hugging Face tensors of ``entry`` by name, as row ranges of mapped files."""
+        tensors = entry.transform.inverse_rows(self.shape, self.full(entry))
+        return dict(zip(entry.hf, tensors, strict=True))
+
     @abstractmethod
     def describe(self) -> str:
         """Kind and layout in a few words, e.g. ``Megatron torch TP2 PP1``."""
@@ -85,6 +96,21 @@ class WeightSource(ABC):
         for entry in self.entries():
             sizes[self.dtype(entry)] += prod(entry.dims(self.shape))
         return sizes.most_common(1)[0][0]
+
+
+def shape_of_one_rank(entry: Mapping, shape: ModelShape, size: int) -> ModelShape | None:
+    """The shape with which ``entry.transform`` works on one tensor-parallel rank's rows alone.
+
+    Whole heads, and MLP rows, of one rank are neighbours in each Hugging Face tensor, so cutting
+    and fusing may change places. None where they may not: ranks that share a head, padded heads,
+    or rows that are not fused.
+    """
+    groups, heads = shape.num_query_groups, shape.num_attention_heads
+    if entry.split is GATED_COLUMN:
+        return shape
+    if entry.split is HEAD_ROWS and groups % size == 0:
+        return replace(shape, num_query_groups=groups // size, num_attention_heads=heads // size)
+    return None
 
 
 def open_source(

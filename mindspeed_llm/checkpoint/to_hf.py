@@ -74,11 +74,14 @@ class HfWriter:
             where = {tensor: files[name] for name, specs in self.shards.items() for tensor in specs}
 
             def move(entry: Mapping) -> int:
-                full = self._cast(entry.megatron, self._source.full(entry))
-                tensors = entry.to_hf(self._source.shape, full)
-                if copy := self._copy_of(entry):
-                    tensors[copy] = full
-                return sum(where[name].write(name, t) for name, t in tensors.items())
+                tensors = self._source.hf_rows(entry)
+                count = 0
+                for name, rows in tensors.items():
+                    cast = self._cast(entry.megatron, rows)
+                    count += where[name].write(name, cast)
+                    if copy := self._copy_of(entry):
+                        count += where[copy].write(copy, cast)
+                return count
 
             fill(move, self._source.entries(), list(files.values()), wrote)
         if len(self.shards) > 1:

@@ -88,8 +88,8 @@ class MegatronWriter:
         def move(item: Item) -> int:
             count = 0
             for at, file in zip(self._ranks, files, strict=True):
-                part = self._source.part(item.entry, at)
-                count += file.write(item.slot, self._cast(item.entry.megatron, part))
+                rows = self._source.part_rows(item.entry, at)
+                count += file.write(item.slot, self._cast(item.entry.megatron, rows))
             return count
 
         fill(move, self._items(stage), files, wrote)

@@ -22,9 +22,15 @@ from mindspeed_llm.checkpoint.placement import (
     part_dims,
 )
 from mindspeed_llm.checkpoint.safe_load import load_file
-from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems
+from mindspeed_llm.checkpoint.source import (
+    WeightSource,
+    name_problems,
+    raise_problems,
+    shape_of_one_rank,
+)
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
 from mindspeed_llm.models.splits import TensorParallel, same_bits
+from mindspeed_llm.models.transforms import Rows
 
 
 class TorchSource(WeightSource):
@@ -100,6 +106,16 @@ class TorchSource(WeightSource):
             piece = self._parts(entry)[at.rank // finer]
             return entry.split.take(piece, replace(at, rank=at.rank % finer, size=finer))
         return super().part(entry, at)
+
+    def hf_rows(self, entry: Mapping) -> dict[str, Rows]:
+        shape = shape_of_one_rank(entry, self.shape, self.layout.tensor_parallel)
+        if shape is None:
+            return super().hf_rows(entry)
+        by_rank = [entry.transform.inverse_rows(shape, part) for part in self._parts(entry)]
+        return {
+            name: [part for tensors in by_rank for part in tensors[i]]
+            for i, name in enumerate(entry.hf)
+        }
 
     def describe(self) -> str:
         return f"Megatron torch {self.layout.describe()}"

@@ -27,7 +27,7 @@ def test_safetensors_reads_what_was_written_in_any_order(order, tmp_path) -> Non
 
     file = plan_safetensors_file(tmp_path / "x.safetensors", SPECS)
     for name in order:
-        file.write(name, TENSORS[name])
+        file.write(name, [TENSORS[name]])
     file.finish()
     read = load_file(tmp_path / "x.safetensors")
     assert read.keys() == TENSORS.keys()
@@ -40,7 +40,7 @@ def test_torch_reads_what_was_written(mmap, tmp_path) -> None:
     halves = {"model0": {"a": SPECS["a"], "b": SPECS["b"]}, "model1": {"d": SPECS["d"]}}
     file = plan_torch_file(path, {"iteration": 3}, halves)
     for name in ("model1/d", "model0/a", "model0/b"):
-        file.write(name, TENSORS[name[-1]])
+        file.write(name, [TENSORS[name[-1]]])
     file.finish()
     read = torch.load(path, weights_only=True, mmap=mmap)
     assert list(read) == ["iteration", "model0", "model1"]
@@ -62,22 +62,22 @@ def test_a_strided_tensor_is_written_in_order(tmp_path) -> None:
     matrix = torch.arange(12.0).reshape(3, 4)
     part = matrix[:, 1:3]
     file = plan_torch_file(tmp_path / "x.pt", {}, {"model": {"w": TensorSpec.of(part)}})
-    file.write("model/w", part)
+    file.write("model/w", [part])
     file.finish()
     assert torch.equal(torch.load(tmp_path / "x.pt")["model"]["w"], part)
 
 
 def test_accounting(tmp_path) -> None:
     file = plan_safetensors_file(tmp_path / "x.safetensors", SPECS)
-    file.write("a", TENSORS["a"])
+    file.write("a", [TENSORS["a"]])
     with pytest.raises(ValueError, match="a is written twice"):
-        file.write("a", TENSORS["a"])
+        file.write("a", [TENSORS["a"]])
     with pytest.raises(ValueError, match=r"b is .*float16"):
-        file.write("b", TENSORS["b"].half())
+        file.write("b", [TENSORS["b"].half()])
     with pytest.raises(ValueError, match=r"b is "):
-        file.write("b", TENSORS["b"][:4])
+        file.write("b", [TENSORS["b"][:4]])
     with pytest.raises(KeyError):
-        file.write("z", TENSORS["a"])
+        file.write("z", [TENSORS["a"]])
     with pytest.raises(ValueError, match="never written: b, c, d"):
         file.finish()
 
