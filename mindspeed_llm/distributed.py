@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import warnings
@@ -28,6 +29,7 @@ _NOISE = (
 )
 for _message in _NOISE:
     warnings.filterwarnings("ignore", message=_message)
+logging.getLogger("megatron.core.rerun_state_machine").setLevel(logging.ERROR)
 
 if TYPE_CHECKING:
     from mindspeed_llm.flags import Config

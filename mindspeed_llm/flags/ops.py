@@ -53,9 +53,8 @@ class OpsFlags(Group):
     )
     gradient_accumulation_fusion: bool = flag(
         True,
-        "Add weight gradients inside the matrix product (CUDA with apex).",
+        "Let the matrix product of a weight's gradient add to what earlier micro-batches gave.",
         off=("--no-gradient-accumulation-fusion",),
-        effect=ALWAYS,
     )
     persist_layer_norm: bool = flag(
         True, "apex's persistent LayerNorm.", off=("--no-persist-layer-norm",), effect=ALWAYS

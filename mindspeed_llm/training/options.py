@@ -38,7 +38,7 @@ def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
         "bias_activation_fusion": True,
         "bias_dropout_fusion": False,
         "apply_rope_fusion": False,
-        "gradient_accumulation_fusion": False,
+        "gradient_accumulation_fusion": cfg.ops.gradient_accumulation_fusion,
         "recompute_granularity": training.recompute_granularity,
         "recompute_method": training.recompute_method,
         "recompute_num_layers": training.recompute_num_layers,
