@@ -32,7 +32,7 @@ def test_a_difference_in_mid_corpus_starts_again_with_tokenizers(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = [json.dumps({"text": text}) for text in small.corpus_texts() * 2000]
+    lines = [json.dumps({"text": text}) for text in small.corpus_texts() * 1200]
     lines.insert(7, "broken")
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     original = encoder.FastokensEngine._check_one
