@@ -78,7 +78,7 @@ def family_of_hf_config(config: Mapping[str, Any], where: str = "config.json") -
     raise UserError(
         f"{where}: no family for {found}. Supported architectures: "
         f"{', '.join(family.hf_architecture for family in FAMILIES)}. To add one, write "
-        f"mindspeed_llm/models/{model_type or 'name'}.py after the pattern of llama.py and list "
+        "a file in mindspeed_llm/models/ after the pattern of llama.py and list "
         "it in registry.py"
     )
 
