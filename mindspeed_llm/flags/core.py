@@ -41,6 +41,7 @@ def flag(
     choices: tuple[Any, ...] = (),
     refused: Mapping[Any, str] = types.MappingProxyType({}),
     nargs: int | str | None = None,
+    repeatable: bool = False,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -60,6 +61,7 @@ def flag(
         choices: all allowed values.
         refused: values that are known but need a missing feature -> the feature's name.
         nargs: as in argparse; the value is then a tuple.
+        repeatable: given again on the command line, it adds to the values (else the last wins).
         at_least, above, at_most, below: bounds of numbers (of each number with ``nargs``).
         convert: text -> value where the annotated type is not enough; raises ValueError.
         effect: see :mod:`mindspeed_llm.flags.status`.
@@ -133,6 +135,7 @@ class FlagSpec:
     choices: tuple[Any, ...]
     refused: Mapping[Any, str]
     nargs: int | str | None
+    repeatable: bool
     bounds: tuple[tuple[str, float], ...]
     convert: Callable[[str], Any] | None
     effect: Effect
@@ -202,6 +205,7 @@ def _spec(group: str, owner: type[Group], field: dataclasses.Field, hint: Any) -
         choices=meta["choices"],
         refused=meta["refused"],
         nargs=meta["nargs"],
+        repeatable=meta["repeatable"],
         bounds=tuple((w, meta[key]) for w, key in words.items() if meta[key] is not None),
         convert=meta["convert"],
         effect=meta["effect"],

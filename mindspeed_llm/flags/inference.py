@@ -16,7 +16,10 @@ class InferenceFlags(Group):
     title = "generation"
 
     prompt: tuple[str, ...] | None = flag(
-        None, "One or more prompts; standard input is read when left out.", nargs="+"
+        None,
+        "One or more prompts; standard input is read when left out.",
+        nargs="+",
+        repeatable=True,
     )
     stream: bool = flag(False, "Print tokens as they come.")
     task: tuple[str, ...] | None = flag(

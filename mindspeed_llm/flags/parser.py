@@ -98,6 +98,8 @@ def _add(group: Any, spec: FlagSpec, shown: bool) -> None:
     else:
         takes = {"nargs": spec.nargs, "type": _reader(spec)}
         takes["metavar"] = _metavar(spec)
+        if spec.repeatable:
+            takes["action"] = "extend"
         group.add_argument(*spec.on, help=text, **takes, **common)
     for name in spec.deprecated:
         group.add_argument(

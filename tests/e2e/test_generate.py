@@ -43,6 +43,13 @@ def test_prompts_from_flags_in_order_with_the_known_format(model) -> None:
     assert "(8 tokens," in done.stdout
 
 
+def test_prompt_may_be_repeated() -> None:
+    from mindspeed_llm.flags import parse
+
+    argv = ["--load", "x", "--prompt", "a", "b", "--prompt", "c"]
+    assert parse("inference", argv).inference.prompt == ("a", "b", "c")
+
+
 @pytest.mark.slow
 def test_a_pipe_is_one_prompt_and_null_is_a_demonstration(model) -> None:
     flags = ("--load", str(model), "--max-new-tokens", "3")
