@@ -24,6 +24,7 @@ from mindspeed_llm.models.registry import (
 from mindspeed_llm.models.shape import ModelShape, RopeScaling, padded_vocab_size
 
 if TYPE_CHECKING:
+    from mindspeed_llm.checkpoint.paths import Iteration
     from mindspeed_llm.checkpoint.source import WeightSource
     from mindspeed_llm.flags import Config
 
@@ -68,6 +69,25 @@ class ResolvedModel:
             num_layer_list=cfg.parallel.num_layer_list,
         )
 
+    def fill(self, cfg: Config) -> Config:
+        """The flags with the model's shape in them, so that they can be checked against it.
+
+        What is filled in does not count as given by the user.
+        """
+        shape = self.shape
+        filled = cfg.replace(
+            num_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            ffn_hidden_size=shape.ffn_hidden_size,
+            num_attention_heads=shape.num_attention_heads,
+            group_query_attention=True,
+            num_query_groups=shape.num_query_groups,
+            kv_channels=shape.kv_channels,
+            vocab_size=shape.vocab_size,
+            max_position_embeddings=shape.max_position_embeddings,
+        )
+        return dataclasses.replace(filled, given=cfg.given)
+
     def padded_vocab(self, cfg: Config) -> int:
         """Rows of the embedding table over all tensor-parallel ranks.
 
@@ -92,7 +112,7 @@ class ResolvedModel:
 def resolve_model(
     cfg: Config,
     load: Path | str | None,
-    iteration: int | str | None = None,
+    iteration: Iteration | None = None,
     tokenizer_vocab: int | None = None,
 ) -> ResolvedModel:
     """Find the model's shape and the weights to start from.
@@ -106,7 +126,8 @@ def resolve_model(
 
     source = None
     if load is not None:
-        source = open_source(load, ckpt_step=iteration, model_type_hf=_model_type(cfg))
+        step = None if iteration == "release" else iteration
+        source = open_source(load, ckpt_step=step, model_type_hf=_model_type(cfg))
     if cfg.checkpoint.hf_config is not None:
         resolved = _from_hf_config(cfg, source)
     elif source is not None:
@@ -152,6 +173,7 @@ def _checked_family(cfg: Config, found: Family) -> Family:
 
 
 def _from_hf_config(cfg: Config, source: WeightSource | None) -> ResolvedModel:
+    assert cfg.checkpoint.hf_config is not None
     folder = Path(cfg.checkpoint.hf_config)
     if folder.name == "config.json":
         folder = folder.parent
@@ -184,22 +206,24 @@ def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
             f"the model's shape is not known: {', '.join(missing)} missing. Give them, or let "
             "--load or --hf-config DIR supply the whole shape"
         )
-    heads = model.num_attention_heads
-    if model.kv_channels is None and model.hidden_size % heads:
+    layers, hidden, heads = model.num_layers, model.hidden_size, model.num_attention_heads
+    positions = model.max_position_embeddings or cfg.training.seq_length
+    assert layers and hidden and heads and vocab and positions
+    if model.kv_channels is None and hidden % heads:
         raise UserError(
-            f"--hidden-size {model.hidden_size} does not divide by --num-attention-heads {heads}; "
-            "give the head size with --kv-channels"
+            f"--hidden-size {hidden} does not divide by --num-attention-heads {heads}; give the "
+            "head size with --kv-channels"
         )
-    grouped = model.group_query_attention and model.num_query_groups
+    groups = model.num_query_groups if model.group_query_attention else None
     return ModelShape(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size or _default_ffn(model.hidden_size),
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=model.ffn_hidden_size or _default_ffn(hidden),
         num_attention_heads=heads,
-        num_query_groups=model.num_query_groups if grouped else heads,
-        kv_channels=model.kv_channels or model.hidden_size // heads,
+        num_query_groups=groups or heads,
+        kv_channels=model.kv_channels or hidden // heads,
         vocab_size=vocab,
-        max_position_embeddings=model.max_position_embeddings or cfg.training.seq_length,
+        max_position_embeddings=positions,
         norm_epsilon=model.norm_epsilon,
         rotary_base=model.rotary_base,
         rotary_percent=model.rotary_percent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core import parallel_state
@@ -16,7 +16,7 @@ from mindspeed_llm.models.gpt import GPTModel
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.shape import ModelShape, padded_query_groups
 
-LayerSpec = ModuleSpec | Callable[[TransformerConfig], ModuleSpec]
+LayerSpec: TypeAlias = ModuleSpec | Callable[[TransformerConfig], ModuleSpec]
 
 
 def transformer_config(

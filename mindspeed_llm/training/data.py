@@ -38,14 +38,14 @@ class Feed:
             layout.is_first(stage, chunk) or layout.is_last(stage, chunk)
             for chunk in range(layout.chunks)
         ]
-        held_out = cfg.training.eval_iters * cfg.training.global_batch_size
-        train = cfg.training.train_samples or train_iters * cfg.training.global_batch_size
+        held_out = cfg.training.eval_iters * run.batch.global_batch_size
+        train = cfg.training.train_samples or train_iters * run.batch.global_batch_size
         self._datasets: list[Dataset | None] = build_datasets(
             cfg.data,
             (train, held_out, held_out),
             # A NullTokenizer's end-of-document token is one more id, and must be a row too.
             tokenizer or NullTokenizer(run.model.shape.vocab_size - 1),
-            seq_length=cfg.training.seq_length,
+            seq_length=run.batch.seq_length,
             seed=cfg.training.seed,
             wanted=any(self._reads),
         )

@@ -66,8 +66,8 @@ class Loop:
             run.optimizer,
             self.feed.train_batches(),
             num_microbatches=self.micro_batches.get(),
-            micro_batch_size=run.cfg.training.micro_batch_size,
-            seq_length=run.cfg.training.seq_length,
+            micro_batch_size=run.batch.micro_batch_size,
+            seq_length=run.batch.seq_length,
         )
         learning_rate = get_canonical_lr_for_logging(run.optimizer.param_groups)
         if result.updated:
@@ -88,19 +88,18 @@ class Loop:
         )
 
     def _evaluate(self, split: str) -> None:
-        training = self.run.cfg.training
-        batch_size = training.global_batch_size
+        batch, iterations = self.run.batch, self.run.cfg.training.eval_iters
         batches = self.feed.held_out_batches(split)
         if batches is None:
             return
         loss = evaluate(
             self.run.chunks,
             batches,
-            iterations=training.eval_iters,
-            num_microbatches=batch_size
-            // (training.micro_batch_size * self.run.position.data_size),
-            micro_batch_size=training.micro_batch_size,
-            seq_length=training.seq_length,
+            iterations=iterations,
+            num_microbatches=batch.global_batch_size
+            // (batch.micro_batch_size * self.run.position.data_size),
+            micro_batch_size=batch.micro_batch_size,
+            seq_length=batch.seq_length,
         )
         self.reporter.evaluation(self.run.progress.iteration, split, loss)
 

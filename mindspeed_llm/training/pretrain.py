@@ -76,24 +76,10 @@ def _tokenizer(cfg: Config) -> Tokenizer | NullTokenizer | None:
 
 def settled(cfg: Config, model: ResolvedModel) -> Config:
     """The flags with the model's shape and the batch size filled in, and checked."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    shape = model.shape
-    given = cfg.given
-    cfg = cfg.replace(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        group_query_attention=True,
-        num_query_groups=shape.num_query_groups,
-        kv_channels=shape.kv_channels,
-        vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.max_position_embeddings,
-    )
-    derived = validate(cfg, world)
-    cfg = cfg.replace(global_batch_size=derived.global_batch_size)
-    # What was filled in here was not given by the user.
-    return dataclasses.replace(cfg, given=given)
+    cfg = model.fill(cfg)
+    derived = validate(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+    filled = cfg.replace(global_batch_size=derived.global_batch_size)
+    return dataclasses.replace(filled, given=cfg.given)
 
 
 def _train(
@@ -161,8 +147,8 @@ def build_reporter(run: Run, train_iters: int):
     return Reporter(
         interval=cfg.logging.log_interval,
         train_iters=train_iters,
-        seq_length=cfg.training.seq_length,
-        flops_per_sequence=training_flops(run.model.shape, 1, cfg.training.seq_length),
+        seq_length=run.batch.seq_length,
+        flops_per_sequence=training_flops(run.model.shape, 1, run.batch.seq_length),
         device=run.position.device,
         folder=Path(cfg.checkpoint.save) if cfg.checkpoint.save else None,
         tensorboard_dir=cfg.logging.tensorboard_dir,
@@ -190,7 +176,7 @@ def _announce(run: Run, lines: list[str]) -> None:
         f"dtype     {cfg.params_dtype}"
         + ("" if cfg.params_dtype == "fp32" else ", gradients and master weights fp32"),
         f"ops       {dispatch.describe()}",
-        f"batch     {cfg.training.global_batch_size} x {cfg.training.seq_length} tokens",
+        f"batch     {run.batch.global_batch_size} x {run.batch.seq_length} tokens",
     ]
     if "distributed_backend" in cfg.given and backend != at.device.backend:
         block.append(f"backend   {at.device.backend} instead of {backend} on this device")

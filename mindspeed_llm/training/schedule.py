@@ -18,13 +18,13 @@ _SAVED = ("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_sty
 
 
 def build_scheduler(
-    cfg: Config, optimizer: MegatronOptimizer, train_iters: int
+    cfg: Config, optimizer: MegatronOptimizer, train_iters: int, batch: int
 ) -> OptimizerParamScheduler:
-    """The schedule of a run of ``train_iters`` iterations.
+    """The schedule of a run of ``train_iters`` iterations of ``batch`` samples.
 
     Steps are samples, so that a change of the global batch size keeps the schedule's meaning.
     """
-    options, batch = cfg.optimizer, cfg.training.global_batch_size
+    options = cfg.optimizer
 
     def samples(iterations: int | None, given_samples: int | None, default: int) -> int:
         if given_samples is not None:

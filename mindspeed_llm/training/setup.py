@@ -30,6 +30,22 @@ if TYPE_CHECKING:
     from mindspeed_llm.flags import Config
 
 
+@dataclass(frozen=True)
+class BatchShape:
+    """Size of a step: sequences in all, sequences of one micro-batch, tokens of a sequence."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    seq_length: int
+
+    @classmethod
+    def of(cls, cfg: Config) -> BatchShape:
+        """From flags that have been checked and filled in."""
+        training = cfg.training
+        assert training.global_batch_size is not None and training.seq_length is not None
+        return cls(training.global_batch_size, training.micro_batch_size, training.seq_length)
+
+
 @dataclass
 class Run:
     """A training run: its fixed settings, and the objects that change.
@@ -50,6 +66,7 @@ class Run:
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     progress: Progress
+    batch: BatchShape
 
     @property
     def checkpoint_layout(self) -> CheckpointLayout:
@@ -74,7 +91,7 @@ def build_run(
     Returns:
         The run, and a line for the start-up block on what was loaded ("" for nothing).
     """
-    layout = model.layout(cfg)
+    batch, layout = BatchShape.of(cfg), model.layout(cfg)
     padded = model.padded_vocab(cfg)
     dtype = options.params_dtype(cfg)
     config = transformer_config(model.shape, layout, dtype, **options.model_options(cfg, layout))
@@ -110,8 +127,9 @@ def build_run(
         models=models,
         chunks=chunks,
         optimizer=optimizer,
-        scheduler=build_scheduler(cfg, optimizer, train_iters),
+        scheduler=build_scheduler(cfg, optimizer, train_iters, batch.global_batch_size),
         progress=Progress(),
+        batch=batch,
     )
     return run, loaded
 

@@ -10,6 +10,8 @@ from megatron.core.num_microbatches_calculator import (
     RampupBatchsizeNumMicroBatchesCalculator,
 )
 
+from mindspeed_llm.training.setup import BatchShape
+
 if TYPE_CHECKING:
     from mindspeed_llm.distributed import Position
     from mindspeed_llm.flags import Config
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 def build_micro_batches(cfg: Config, position: Position) -> NumMicroBatchesCalculator:
     """Megatron's calculator for a constant or a growing global batch."""
-    training = cfg.training
-    sizes = (training.global_batch_size, training.micro_batch_size, position.data_size)
+    training, batch = cfg.training, BatchShape.of(cfg)
+    sizes = (batch.global_batch_size, batch.micro_batch_size, position.data_size)
     if training.rampup_batch_size is None:
         return ConstantNumMicroBatchesCalculator(*sizes, False, position.rank)
     start, increment, samples = training.rampup_batch_size
@@ -29,16 +31,16 @@ def build_micro_batches(cfg: Config, position: Position) -> NumMicroBatchesCalcu
 
 def train_iterations(cfg: Config) -> int:
     """Iterations of the whole run, from ``--train-iters`` or ``--train-samples``."""
-    training = cfg.training
+    training, global_batch = cfg.training, BatchShape.of(cfg).global_batch_size
     if training.train_iters is not None:
         return training.train_iters
     if training.train_samples is None:
         return 0
     if training.rampup_batch_size is None:
-        return training.train_samples // training.global_batch_size
+        return training.train_samples // global_batch
     # Count the iterations of the growing batches as the loop will run them.
     calculator = RampupBatchsizeNumMicroBatchesCalculator(
-        training.global_batch_size,
+        global_batch,
         training.micro_batch_size,
         1,
         False,
@@ -52,4 +54,4 @@ def train_iterations(cfg: Config) -> int:
         consumed += calculator.get_current_global_batch_size()
         iterations += 1
     rest = max(0, training.train_samples - consumed)
-    return iterations + rest // training.global_batch_size
+    return iterations + rest // global_batch

@@ -23,7 +23,7 @@ class Saved:
 
     Attributes:
         weights_only: it holds no schedule, so no training state (a converted checkpoint).
-        layout: the layout it was written at; None for weights without our ``args``.
+        layout: the layout it was written at; None for weights alone.
     """
 
     folder: Path
@@ -74,6 +74,7 @@ def resume(run: Run, saved: Saved) -> list[str]:
     """
     options = run.cfg.checkpoint
     _require_same_optimizer(run, saved, wanted=not options.no_load_optim)
+    assert saved.layout is not None
     same = saved.layout == run.checkpoint_layout
     rng = not options.no_load_rng and same
     optimizer = not options.no_load_optim
@@ -107,6 +108,7 @@ def needs_source(saved: Saved | None, finetune: bool, layout: CheckpointLayout) 
 
 def _state_at_another_layout(saved: Saved, optimizer: bool) -> dict[str, Any]:
     if optimizer:
+        assert saved.layout is not None
         raise UserError(
             f"{saved.folder} is in format torch, written at {saved.layout.describe()}; its "
             "optimizer state loads only at that layout. Resume there, or save with --ckpt-format "
@@ -132,6 +134,7 @@ def _require_same_optimizer(run: Run, saved: Saved, wanted: bool) -> None:
 def _report(saved: Saved, run: Run, optimizer: bool, rng: bool, same: bool) -> list[str]:
     lines = [f"resumed at iteration {saved.iteration} from {saved.folder}"]
     if not same:
+        assert saved.layout is not None
         lines.append(f"resharded from {saved.layout.describe()}")
     fresh = [
         *([] if optimizer else ["optimizer (--no-load-optim)"]),

@@ -28,6 +28,7 @@ def save_checkpoint(run: Run) -> None:
     """Save the state of ``run`` under ``--save``; all ranks call it."""
     started = time.perf_counter()
     options, at = run.cfg.checkpoint, run.position
+    assert options.save is not None
     root, iteration = Path(options.save), run.progress.iteration
     target = paths.iteration_folder(root, iteration)
     folder = target.with_name(f".{target.name}.partial")
@@ -77,9 +78,9 @@ def _common_state(run: Run) -> dict[str, Any]:
     args.iteration = progress.iteration
     args.consumed_train_samples = progress.consumed_train_samples
     args.skipped_train_samples = 0
-    args.global_batch_size = run.cfg.training.global_batch_size
-    args.micro_batch_size = run.cfg.training.micro_batch_size
-    args.seq_length = run.cfg.training.seq_length
+    args.global_batch_size = run.batch.global_batch_size
+    args.micro_batch_size = run.batch.micro_batch_size
+    args.seq_length = run.batch.seq_length
     args.data_parallel_size = run.position.data_size
     args.world_size = run.position.world
     args.use_distributed_optimizer = run.cfg.parallel.use_distributed_optimizer
