@@ -29,7 +29,7 @@ find_python() {
     if [ -n "${PYTHON:-}" ]; then
         echo "error: PYTHON=$PYTHON is not a Python 3.10 or newer that runs" >&2
     else
-        echo "error: no Python 3.10 or newer found; install one, or name it: PYTHON=/path $0" >&2
+        echo "error: no Python 3.10 or newer found; install one, or name it: PYTHON=/path/to/python $0" >&2
     fi
     return 1
 }
@@ -43,9 +43,11 @@ fingerprint() {
     cat pyproject.toml constraints.txt scripts/environment.sh
 }
 
-# A left-over of another machine, of a removed Python, or of one that is not asked for.
+# Not a left-over: of another machine, of a removed or unwanted Python, of another folder (its
+# commands name the folder they were made in).
 venv_fits() {
     python_fits "$VENV/bin/python" || return 1
+    (set +u && source "$VENV/bin/activate" && [ "$VIRTUAL_ENV" -ef "$VENV" ]) || return 1
     "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || return 1
     [ -z "${PYTHON:-}" ] || [ "$(version_of "$VENV/bin/python")" = "$(version_of "$PYTHON")" ]
 }
