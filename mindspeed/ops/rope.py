@@ -30,8 +30,10 @@ def rope(x: Tensor, angles: Tensor, scale: float = 1.0) -> Tensor:
 def _cos_sin(angles: Tensor, dtype: torch.dtype, scale: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine, kept on the angles: every layer and every step has the same ones."""
     kept = getattr(angles, _CACHE, None)
-    key = (angles._version, dtype, scale)
-    if kept is None or kept[0] != key:
+    # Tensors of inference mode count no versions; they are made anew at each step.
+    version = None if angles.is_inference() else angles._version
+    key = (version, dtype, scale)
+    if kept is None or kept[0] != key or version is None:
         kept = (key, (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
         setattr(angles, _CACHE, kept)
     return kept[1], kept[2]

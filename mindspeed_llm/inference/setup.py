@@ -52,7 +52,7 @@ def build_generator(cfg: Config) -> Generator:
     tokenizer = _tokenizer(cfg, model)
     folders = (_side_folder(model), tokenizer.folder)
     ends = end_tokens(folders, tokenizer, cfg.inference.add_eos_token or ())
-    validate(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+    validate(model.fill(cfg), int(os.environ.get("WORLD_SIZE", "1")))
     layout = model.layout(cfg)
     position = distributed.initialize(cfg, layout.chunks)
     engine, loaded = _engine(cfg, model, position, frozenset(ends))
@@ -74,30 +74,16 @@ def build_generator(cfg: Config) -> Generator:
 def _engine(
     cfg: Config, model: ResolvedModel, position: Position, ends: frozenset[int]
 ) -> tuple[Engine, str]:
-    from mindspeed_llm.checkpoint.live import load_into
     from mindspeed_llm.inference.decoder import lay_out_for_decoding
     from mindspeed_llm.inference.engine import Engine
-    from mindspeed_llm.models.builder import build_model, import_layer_spec, transformer_config
-    from mindspeed_llm.training import options
+    from mindspeed_llm.live_model import build_live_model
 
-    layout, padded = model.layout(cfg), model.padded_vocab(cfg)
     # Sequence parallelism splits activations of training; one token cannot be split.
     changes = {"sequence_parallel": False, "perform_initialization": False}
-    config = transformer_config(
-        model.shape,
-        layout,
-        options.params_dtype(cfg),
-        **(options.model_options(cfg, layout) | changes),
-    )
-    spec = import_layer_spec(*cfg.model.spec) if cfg.model.spec else model.family.layer_spec
-    chunks = build_model(model.shape, config, layout, spec, padded)
-    assert model.source is not None
-    at = position.tensor_parallel(model.shape, padded)
-    loaded = load_into(chunks, model.source, layout, position.pipeline, at)
-    for chunk in chunks:
-        chunk.to(position.device.torch_device())
+    live = build_live_model(cfg, model, position, load_weights=True, **changes)
+    for chunk in live.chunks:
         lay_out_for_decoding(chunk)
-    return Engine(chunks, ends, use_kv_cache=cfg.inference.use_kv_cache), loaded
+    return Engine(live.chunks, ends, use_kv_cache=cfg.inference.use_kv_cache), live.loaded
 
 
 def _side_folder(model: ResolvedModel) -> Path | None:

@@ -26,23 +26,18 @@ def compare_logits(ours: str, theirs: str, text: str = TEXT) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mindspeed_llm import distributed
-    from mindspeed_llm.checkpoint.live import load_into
     from mindspeed_llm.flags import parse
+    from mindspeed_llm.live_model import build_live_model
     from mindspeed_llm.model_source import resolve_model
-    from mindspeed_llm.models.builder import build_model, transformer_config
-    from mindspeed_llm.training.options import model_options
 
     ids = AutoTokenizer.from_pretrained(theirs)(text, return_tensors="pt")["input_ids"]
     cfg = parse("inference", ["--load", ours])
     model = resolve_model(cfg, ours)
     position = distributed.initialize(cfg)
-    layout, padded = model.layout(cfg), model.padded_vocab(cfg)
-    config = transformer_config(model.shape, layout, torch.float32, **model_options(cfg, layout))
-    chunks = build_model(model.shape, config, layout, model.family.layer_spec, padded)
-    load_into(chunks, model.source, layout, 0, position.tensor_parallel(model.shape, padded))
+    (chunk,) = build_live_model(cfg, model, position, load_weights=True).chunks
     positions = torch.arange(ids.shape[1]).unsqueeze(0)
     with torch.no_grad():
-        mine = chunks[0].eval()(ids, positions, None)[..., : model.shape.vocab_size]
+        mine = chunk.eval()(ids, positions, None)[..., : model.shape.vocab_size]
         reference = AutoModelForCausalLM.from_pretrained(theirs, dtype=torch.float32).eval()
         wanted = reference(ids).logits
     distributed.shutdown()

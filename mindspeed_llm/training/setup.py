@@ -18,8 +18,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mindspeed_llm.checkpoint.metadata import CheckpointLayout
 from mindspeed_llm.distributed import Position
+from mindspeed_llm.live_model import LiveModel, build_live_model, params_dtype
 from mindspeed_llm.model_source import ResolvedModel
-from mindspeed_llm.models.builder import build_model, import_layer_spec, transformer_config
 from mindspeed_llm.models.gpt import GPTModel
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.training import options
@@ -91,24 +91,9 @@ def build_run(
     Returns:
         The run, and a line for the start-up block on what was loaded ("" for nothing).
     """
-    batch, layout = BatchShape.of(cfg), model.layout(cfg)
-    padded = model.padded_vocab(cfg)
-    dtype = options.params_dtype(cfg)
-    config = transformer_config(model.shape, layout, dtype, **options.model_options(cfg, layout))
-    spec = import_layer_spec(*cfg.model.spec) if cfg.model.spec else model.family.layer_spec
-    models = build_model(model.shape, config, layout, spec, padded)
-    loaded = ""
-    if load_weights and model.source is not None:
-        from mindspeed_llm.checkpoint.live import load_into
-
-        loaded = load_into(
-            models,
-            model.source,
-            layout,
-            position.pipeline,
-            position.tensor_parallel(model.shape, padded),
-        )
-    chunks = _wrap(cfg, config, models, position, dtype)
+    batch = BatchShape.of(cfg)
+    live = build_live_model(cfg, model, position, load_weights=load_weights)
+    chunks = _wrap(cfg, live)
     optimizer_config = options.optimizer_config(cfg)
     optimizer = get_megatron_optimizer(
         optimizer_config,
@@ -116,48 +101,38 @@ def build_run(
         config_overrides=get_standard_config_overrides(optimizer_config),
         use_gloo_process_groups=True,
     )
-    _connect(cfg, config, chunks, optimizer)
+    _connect(cfg, live.config, chunks, optimizer)
     run = Run(
         cfg=cfg,
         model=model,
         position=position,
-        layout=layout,
-        padded_vocab_size=padded,
-        config=config,
-        models=models,
+        layout=live.layout,
+        padded_vocab_size=live.padded_vocab_size,
+        config=live.config,
+        models=live.chunks,
         chunks=chunks,
         optimizer=optimizer,
         scheduler=build_scheduler(cfg, optimizer, train_iters, batch.global_batch_size),
         progress=Progress(),
         batch=batch,
     )
-    return run, loaded
+    return run, live.loaded
 
 
-def _wrap(
-    cfg: Config,
-    config: TransformerConfig,
-    models: list[GPTModel],
-    position: Position,
-    dtype: torch.dtype,
-) -> list[DistributedDataParallel]:
-    """Move to the device, cast, and put gradients into contiguous buffers."""
+def _wrap(cfg: Config, live: LiveModel) -> list[DistributedDataParallel]:
+    """Cast, and put gradients into contiguous buffers."""
     ddp_config = options.data_parallel_config(cfg)
-    chunks = []
-    for number, model in enumerate(models):
-        module: torch.nn.Module = model.to(position.device.torch_device())
-        if dtype != torch.float32:
-            module = Float16Module(config, module)
-        chunks.append(
-            DistributedDataParallel(
-                config=config,
-                ddp_config=ddp_config,
-                module=module,
-                # Communication of later chunks is not on the critical path.
-                disable_bucketing=number > 0,
-            )
+    mixed = params_dtype(cfg) != torch.float32
+    return [
+        DistributedDataParallel(
+            config=live.config,
+            ddp_config=ddp_config,
+            module=Float16Module(live.config, model) if mixed else model,
+            # Communication of later chunks is not on the critical path.
+            disable_bucketing=number > 0,
         )
-    return chunks
+        for number, model in enumerate(live.chunks)
+    ]
 
 
 def _connect(

@@ -1,0 +1,110 @@
+"""A resolved model as Megatron modules on this rank, with its weights: for every command alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import mindspeed.megatron_adaptor  # noqa: F401  (before megatron.core is used)
+from mindspeed.device import get_device
+from mindspeed_llm.models.builder import build_model, import_layer_spec, transformer_config
+from mindspeed_llm.models.layout import PipelineLayout
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from mindspeed_llm.distributed import Position
+    from mindspeed_llm.flags import Config
+    from mindspeed_llm.model_source import ResolvedModel
+    from mindspeed_llm.models.gpt import GPTModel
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def params_dtype(cfg: Config) -> torch.dtype:
+    """The dtype that the model computes in."""
+    return DTYPES["bf16" if cfg.training.bf16 else "fp16" if cfg.training.fp16 else "fp32"]
+
+
+def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
+    """Fields of ``TransformerConfig`` that are about the run, not about the architecture."""
+    model, training, parallel = cfg.model, cfg.training, cfg.parallel
+    interleaved = layout.chunks > 1
+    return {
+        "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
+        "sequence_parallel": sequence_parallel(cfg),
+        "attention_dropout": model.attention_dropout,
+        "hidden_dropout": model.hidden_dropout,
+        "init_method_std": model.init_method_std,
+        "attention_softmax_in_fp32": model.attention_softmax_in_fp32,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "bias_activation_fusion": True,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+        "gradient_accumulation_fusion": cfg.ops.gradient_accumulation_fusion,
+        "recompute_granularity": training.recompute_granularity,
+        "recompute_method": training.recompute_method,
+        "recompute_num_layers": training.recompute_num_layers,
+        "recompute_modules": list(training.recompute_modules or ["core_attn"]),
+        "distribute_saved_activations": training.distribute_saved_activations,
+        "deterministic_mode": training.deterministic_mode,
+        # Loss and gradients are sums over tokens until the end of the batch, then divided by
+        # the number of tokens in the global batch: no mean of means.
+        "calculate_per_token_loss": True,
+        # Between the same two ranks (PP=2) the messages of two chunks must not mix. Batched ones
+        # do everywhere; overlapped ones on gloo, which pairs messages by their order alone.
+        "batch_p2p_comm": not interleaved,
+        "overlap_p2p_comm": (
+            interleaved and cfg.parallel.overlap_p2p_comm and get_device().name != "cpu"
+        ),
+        "deallocate_pipeline_outputs": True,
+    }
+
+
+def sequence_parallel(cfg: Config) -> bool:
+    """Sequence parallelism needs something to be parallel over."""
+    return cfg.parallel.sequence_parallel and cfg.parallel.tensor_model_parallel_size > 1
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """This rank's part of a model.
+
+    Attributes:
+        chunks: one module per virtual pipeline stage, on the device.
+        loaded: a line on where the weights came from; "" for new ones.
+    """
+
+    config: TransformerConfig
+    layout: PipelineLayout
+    padded_vocab_size: int
+    chunks: list[GPTModel]
+    loaded: str
+
+
+def build_live_model(
+    cfg: Config, model: ResolvedModel, position: Position, *, load_weights: bool, **changes: Any
+) -> LiveModel:
+    """Build this rank's chunks and fill them from ``model.source``.
+
+    Args:
+        load_weights: False leaves the new model's random weights.
+        changes: fields of the transformer config that the caller knows better than the flags.
+    """
+    layout, padded = model.layout(cfg), model.padded_vocab(cfg)
+    options = model_options(cfg, layout) | changes
+    config = transformer_config(model.shape, layout, params_dtype(cfg), **options)
+    spec = import_layer_spec(*cfg.model.spec) if cfg.model.spec else model.family.layer_spec
+    chunks = build_model(model.shape, config, layout, spec, padded)
+    loaded = ""
+    if load_weights and model.source is not None:
+        from mindspeed_llm.checkpoint.live import load_into
+
+        at = position.tensor_parallel(model.shape, padded)
+        loaded = load_into(chunks, model.source, layout, position.pipeline, at)
+    for chunk in chunks:
+        chunk.to(position.device.torch_device())
+    return LiveModel(config, layout, padded, chunks, loaded)
