@@ -18,14 +18,14 @@ from mindspeed.device import Device, get_device, local_rank
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import TensorParallel
 
-# Megatron-Core warns of every optional package that it does without (doctor tells of those) and
-# calls torch under names that are about to change; none of it is a user's concern.
+# Megatron-Core calls torch under names that are about to change, and looks at gradients that are
+# not there; none of it is a user's concern.
 _NOISE = (
-    "Transformer Engine and Apex",
-    "Apex is not installed",
     "full scope is deprecated",
     "The .grad attribute of a Tensor that is not a leaf",
     r"`torch\.distributed\.\w+` is deprecated",
+    "`load_state_dict` is deprecated",
+    "Please use DTensor instead",
 )
 for _message in _NOISE:
     warnings.filterwarnings("ignore", message=_message)
