@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 SEQ = 32
 VOCAB = 131
+
+
+def grid(*axes: Iterable, quick: Iterable[tuple]) -> list:
+    """All combinations as parameters; those not in ``quick`` are slow tests."""
+    wanted = set(quick)
+    return [
+        pytest.param(
+            *combination,
+            marks=() if combination in wanted else pytest.mark.slow,
+            id=" ".join(map(str, combination)),
+        )
+        for combination in itertools.product(*axes)
+    ]
 
 
 def write_tiny_hf(folder: Path, family: str, seed: int = 0, **changes) -> Path:

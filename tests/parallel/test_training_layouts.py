@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.layouts import train, train_flags, write_tiny_hf, write_tokens
+from tests.parallel.layouts import grid, train, train_flags, write_tiny_hf, write_tokens
 
 LAYOUTS = {
     "TP2": (2, {"tensor_model_parallel_size": 2}),
@@ -77,14 +77,17 @@ def assert_same_curve(found: list[dict], wanted: list[dict]) -> None:
         assert ours["learning_rate"] == reference["learning_rate"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    grid(LAYOUTS, quick=[("TP2 SP",), ("PP2 interleaved",), ("DP2 overlap",)]),
+)
 def test_layout_trains_as_one_process(pool, models, data, alone, layout):
     ranks, flags = LAYOUTS[layout]
     rows = pool(ranks).run(train, argv=train_flags(models["qwen3"], data, **flags))
     assert_same_curve(rows[-1], alone("qwen3"))
 
 
-@pytest.mark.parametrize("layout", ["PP2", "TP2", "TP2 PP2"])
+@pytest.mark.parametrize("layout", grid(["PP2", "TP2", "TP2 PP2"], quick=[("PP2",)]))
 def test_tied_embeddings(pool, models, data, alone, layout):
     """CONV-01: tied embeddings train the same at PP=2, where two stages hold the table."""
     ranks, flags = LAYOUTS[layout]
@@ -92,7 +95,7 @@ def test_tied_embeddings(pool, models, data, alone, layout):
     assert_same_curve(rows[-1], alone("tied"))
 
 
-@pytest.mark.parametrize("layout", ["TP2", "TP2 SP"])
+@pytest.mark.parametrize("layout", grid(["TP2", "TP2 SP"], quick=[("TP2 SP",)]))
 def test_heads_that_do_not_divide(pool, models, data, alone, layout):
     """Nine heads on two ranks: added zero heads change neither losses nor gradients."""
     ranks, flags = LAYOUTS[layout]

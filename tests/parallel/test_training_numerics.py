@@ -10,6 +10,7 @@ import pytest
 from tests.parallel.layouts import (
     VOCAB,
     first_gradients,
+    grid,
     logits,
     replicated_digests,
     train,
@@ -68,8 +69,10 @@ def ids() -> list[list[int]]:
     return np.random.default_rng(3).integers(0, VOCAB, size=(2, 33)).tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    grid(FAMILIES, LAYOUTS, quick=[("llama", "one"), ("qwen2", "PP2"), ("qwen3", "TP2")]),
+)
 def test_logits_equal_transformers(pool, models, data, ids, family, layout):
     import torch
 
@@ -81,8 +84,14 @@ def test_logits_equal_transformers(pool, models, data, ids, family, layout):
         assert np.abs(row[0] - reference).max() <= 1e-4 * np.abs(reference).max()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", ["one", "TP2", "TP2 SP", "PP2", "PP2 interleaved", "DP2"])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    grid(
+        FAMILIES,
+        ["one", "TP2", "TP2 SP", "PP2", "PP2 interleaved", "DP2"],
+        quick=[("llama", "one"), ("qwen2", "PP2 interleaved"), ("qwen3", "TP2 SP")],
+    ),
+)
 def test_first_gradients_equal_transformers(pool, models, data, ids, family, layout):
     from mindspeed_llm.checkpoint.source import open_source
 
@@ -165,7 +174,7 @@ def test_rerun_changes_no_bit(pool, models, data, precision):
     assert [row["grad_norm"] for row in first] == [row["grad_norm"] for row in second]
 
 
-@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize("tensor", grid([2, 4], quick=[(2,)]))
 def test_vocabulary_padding_changes_no_loss(pool, models, data, tensor):
     """TRAIN-11: 131 rows pad to 131, 132, 256; the first loss and gradient norm are the same."""
     rows = []
@@ -184,6 +193,7 @@ def test_vocabulary_padding_changes_no_loss(pool, models, data, tensor):
         assert row["grad_norm"] == pytest.approx(rows[0]["grad_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_unequal_token_counts_weigh_by_token(pool, models, folder):
     """TRAIN-05: masked tokens differ per sample; any split of the batch gives the same step."""
     import torch

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.layouts import train, train_flags, write_tiny_hf, write_tokens
+from tests.parallel.layouts import grid, train, train_flags, write_tiny_hf, write_tokens
 
-DISTRIBUTED = {"use_distributed_optimizer": True}
+OPTIMIZERS = {"replicated": {}, "distributed": {"use_distributed_optimizer": True}}
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,17 @@ def words(*groups: dict) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("ckpt_format", ["torch", "torch_dist"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", [{}, DISTRIBUTED], ids=["replicated", "distributed"])
+@pytest.mark.parametrize(
+    ("ckpt_format", "precision", "optimizer"),
+    grid(
+        ["torch", "torch_dist"],
+        ["fp32", "bf16"],
+        OPTIMIZERS,
+        quick=[("torch", "fp32", "replicated"), ("torch_dist", "bf16", "distributed")],
+    ),
+)
 def test_resume_is_bit_identical(pool, model, data, tmp_path, ckpt_format, precision, optimizer):
-    flags = {**optimizer, **({"bf16": True} if precision == "bf16" else {})}
+    flags = {**OPTIMIZERS[optimizer], **({"bf16": True} if precision == "bf16" else {})}
     straight = pool(2).run(train, argv=[*train_flags(model, data, iters=10), *words(flags)])[-1]
     resumed = stopped_and_resumed(
         pool, model, data, tmp_path, (2, {}), (2, {}), ckpt_format=ckpt_format, **flags
@@ -85,35 +91,52 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", [{}, DISTRIBUTED], ids=["replicated", "distributed"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "optimizer"),
+    grid(CHANGES, OPTIMIZERS, quick=[("TP2 to PP2", "distributed")]),
+)
 def test_torch_dist_resumes_at_another_layout(pool, model, data, tmp_path, change, optimizer):
     straight = pool(1).run(train, argv=train_flags(model, data, iters=10))[-1]
     resumed = stopped_and_resumed(
-        pool, model, data, tmp_path, *CHANGES[change], ckpt_format="torch_dist", **optimizer
+        pool,
+        model,
+        data,
+        tmp_path,
+        *CHANGES[change],
+        ckpt_format="torch_dist",
+        **OPTIMIZERS[optimizer],
     )
     for ours, reference in zip(resumed, straight[5:], strict=True):
         assert ours["lm_loss"] == pytest.approx(reference["lm_loss"], rel=1e-5)
         assert ours["learning_rate"] == reference["learning_rate"]
 
 
-@pytest.mark.parametrize("change", ["one to TP2", "TP2 to PP2"])
-@pytest.mark.parametrize("optimizer", [{}, DISTRIBUTED], ids=["replicated", "distributed"])
+@pytest.mark.parametrize(
+    ("change", "optimizer"),
+    grid(["one to TP2", "TP2 to PP2"], OPTIMIZERS, quick=[("TP2 to PP2", "distributed")]),
+)
 def test_padding_heads_come_and_go(pool, odd_model, data, tmp_path, change, optimizer):
     """Nine heads: TP 2 pads them, the other layout does not, the optimizer state follows."""
     straight = pool(1).run(train, argv=train_flags(odd_model, data, iters=10))[-1]
     resumed = stopped_and_resumed(
-        pool, odd_model, data, tmp_path, *CHANGES[change], ckpt_format="torch_dist", **optimizer
+        pool,
+        odd_model,
+        data,
+        tmp_path,
+        *CHANGES[change],
+        ckpt_format="torch_dist",
+        **OPTIMIZERS[optimizer],
     )
     for ours, reference in zip(resumed, straight[5:], strict=True):
         assert ours["lm_loss"] == pytest.approx(reference["lm_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", [{}, DISTRIBUTED], ids=["replicated", "distributed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_torch_format_resumes_at_another_data_parallel_size(pool, model, data, tmp_path, optimizer):
     straight = pool(1).run(train, argv=train_flags(model, data, iters=10))[-1]
     resumed = stopped_and_resumed(
-        pool, model, data, tmp_path, (2, {}), (1, {}), ckpt_format="torch", **optimizer
+        pool, model, data, tmp_path, (2, {}), (1, {}), ckpt_format="torch", **OPTIMIZERS[optimizer]
     )
     for ours, reference in zip(resumed, straight[5:], strict=True):
         assert ours["lm_loss"] == pytest.approx(reference["lm_loss"], rel=1e-5)
