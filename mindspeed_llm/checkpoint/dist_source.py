@@ -8,6 +8,7 @@ one (``decoder.layers.3.mlp…``); both are understood.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,14 +118,8 @@ class DistSource(WeightSource):
 
     def _padded_dims(self, entry: Mapping) -> tuple[int, ...]:
         """Size of the stored tensor, with the zeros that its layout added."""
-        meta = torch.empty(entry.dims(self.shape), device="meta")
-        ranks = range(self.layout.tensor_parallel)
-        parts = [entry.split.take(meta, self.layout.at(self.shape, rank)) for rank in ranks]
-        dims = list(parts[0].shape)
-        for dim, size in enumerate(meta.shape):
-            if parts[0].shape[dim] != size:
-                dims[dim] = sum(part.shape[dim] for part in parts)
-        return tuple(dims)
+        whole = replace(self.layout.at(self.shape, 0), size=1)
+        return entry.split.part_dims(entry.dims(self.shape), whole)
 
     def describe(self) -> str:
         return f"Megatron torch_dist, saved at {self.layout.describe()}"

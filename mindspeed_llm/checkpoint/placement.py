@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from mindspeed.errors import UserError
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
@@ -69,8 +67,7 @@ def chunk_entries(
 
 def part_dims(entry: Mapping, shape: ModelShape, at: TensorParallel) -> tuple[int, ...]:
     """Size of the part of ``entry`` that one tensor-parallel rank holds."""
-    full = torch.empty(entry.dims(shape), device="meta")
-    return tuple(entry.split.take(full, at).shape)
+    return entry.split.part_dims(entry.dims(shape), at)
 
 
 def check_tensor_parallel(shape: ModelShape, size: int) -> None:

@@ -48,10 +48,14 @@ class Mapping:
         )
 
     def hf_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        """Expected size of each Hugging Face tensor, found by inverting a meta tensor."""
+        """Expected size of each Hugging Face tensor, found by cutting a meta tensor."""
+        # Views only: stacking on the meta device makes PyTorch import its compiler, for seconds.
         meta = torch.empty(self.dims(shape), device="meta")
-        tensors = self.transform.inverse(shape, meta)
-        return {n: tuple(t.shape) for n, t in zip(self.hf, tensors, strict=True)}
+        tensors = self.transform.inverse_rows(shape, meta)
+        return {
+            name: (sum(part.shape[0] for part in rows), *meta.shape[1:])
+            for name, rows in zip(self.hf, tensors, strict=True)
+        }
 
     def to_megatron(self, shape: ModelShape, tensors: tuple[Tensor, ...]) -> Tensor:
         """Full Megatron tensor from the Hugging Face tensors."""

@@ -57,6 +57,10 @@ class Split(Protocol):
         """The part of rank ``at.rank``; a view where that is possible."""
         ...
 
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        """Size of each rank's part of a full tensor of size ``dims``."""
+        ...
+
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         """The full tensor, of size ``dims``, from all ranks' parts in rank order."""
         ...
@@ -69,6 +73,9 @@ class Replicated:
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         return full
+
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        return tuple(dims)
 
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         for rank, part in enumerate(parts[1:], start=1):
@@ -90,6 +97,9 @@ class Along:
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         return _chunk(full, self.dim, at)
 
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        return _divided(dims, self.dim, dims[self.dim], at)
+
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         return _joined(parts, self.dim)
 
@@ -103,6 +113,9 @@ class GatedColumn:
         if at.size == 1:
             return full
         return torch.cat([_chunk(half, 0, at) for half in full.chunk(2, dim=0)], dim=0)
+
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        return _divided(dims, 0, dims[0], at)
 
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         if len(parts) == 1:
@@ -118,6 +131,9 @@ class VocabRows:
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         return _padded_chunk(full, 0, at.padded_vocab_size, at)
+
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        return _divided(dims, 0, at.padded_vocab_size, at)
 
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         return _joined(parts, 0).narrow(0, 0, dims[0])
@@ -135,8 +151,13 @@ class Heads:
     padded = True
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
-        length = full.shape[self.dim] // at.query_groups * at.padded_query_groups
-        return _padded_chunk(full, self.dim, length, at)
+        return _padded_chunk(full, self.dim, self._padded_length(full.shape[self.dim], at), at)
+
+    def _padded_length(self, length: int, at: TensorParallel) -> int:
+        return length // at.query_groups * at.padded_query_groups
+
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        return _divided(dims, self.dim, self._padded_length(dims[self.dim], at), at)
 
     def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
         return _joined(parts, self.dim).narrow(self.dim, 0, dims[self.dim])
@@ -157,6 +178,12 @@ def _chunk(full: Tensor, dim: int, at: TensorParallel) -> Tensor:
             f"{at.size}; choose a size that divides it"
         )
     return full.narrow(dim, at.rank * length, length)
+
+
+def _divided(
+    dims: Sequence[int], dim: int, padded_length: int, at: TensorParallel
+) -> tuple[int, ...]:
+    return (*dims[:dim], padded_length // at.size, *dims[dim + 1 :])
 
 
 def _padded_chunk(full: Tensor, dim: int, padded_length: int, at: TensorParallel) -> Tensor:
