@@ -121,7 +121,8 @@ def compare(dtype: str, steps: int) -> float:
     distributed.shutdown()
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, seconds in medians.items():
-        print(f"{dtype}  {name:<22}{seconds:7.3f} s a step  {BATCH * LENGTH / seconds:8.0f} tokens/s")
+        speed = BATCH * LENGTH / seconds
+        print(f"{dtype}  {name:<22}{seconds:7.3f} s a step  {speed:8.0f} tokens/s")
     ratio = medians["mindspeed-llm"] / medians["transformers + AdamW"]
     print(f"{dtype}  ratio {ratio:.3f} (bound {BOUNDS[dtype]})")
     return ratio

@@ -13,7 +13,12 @@ from tests.unit.checkpoint.tiny import assert_same, rank_files, to_hf, to_mg, we
 
 VPP = "--num-layers-per-virtual-pipeline-stage"
 PLACED = [
-    (30, 4, ("--num-layer-list", "8,8,7,7"), [range(8), range(8, 16), range(16, 23), range(23, 30)]),
+    (
+        30,
+        4,
+        ("--num-layer-list", "8,8,7,7"),
+        [range(8), range(8, 16), range(16, 23), range(23, 30)],
+    ),
     (7, 2, ("--num-layer-list", "4,3"), [[0, 1, 2, 3], [4, 5, 6]]),
     (8, 2, (VPP, "2"), [[0, 1, 4, 5], [2, 3, 6, 7]]),
     (8, 4, (VPP, "1"), [[0, 4], [1, 5], [2, 6], [3, 7]]),
