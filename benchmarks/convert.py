@@ -40,7 +40,7 @@ SHARD = 1_000_000_000
 
 def make_checkpoint(folder: Path, gigabytes: float) -> None:
     """A Llama folder of random bf16 weights of about the given size."""
-    layers = max(1, round((gigabytes * 1e9 / 2 - 131e6) / 60.8e6))
+    layers = 4 * max(1, round((gigabytes * 1e9 / 2 - 131e6) / 60.8e6 / 4))
     shape = ModelShape(
         num_layers=layers,
         hidden_size=2048,
