@@ -108,6 +108,8 @@ class Buffers:
             # Indexing by two tensors puts their common dimension, the rows, first.
             cached[:, self._rows, :, self._where] = self._pair[:, 0].transpose(1, 2)
         keys, values = cached[:, :, :, : self._slots].unbind()
+        if not self._prefill and self._mask is None:
+            return _attend_all(self._query[:, 0], keys, values, scale).view(self._batch, -1)
         if not self._prefill:
             # A group's heads are the rows of one small product: no key is read twice.
             out = F.scaled_dot_product_attention(
@@ -124,3 +126,18 @@ class Buffers:
             enable_gqa=self._heads.queries > 1,
         )
         return out.transpose(1, 2).reshape(len(self.hidden), -1)
+
+
+def _attend_all(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of one token of each row to all slots, as three plain operators.
+
+    At one token they take half the time of the fused form, which is made for many.
+
+    Args:
+        query: ``[b, groups, queries, d]``.
+        keys, values: ``[b, groups, slots, d]``.
+    """
+    query, keys, values = (tensor.flatten(0, 1) for tensor in (query, keys, values))
+    nothing = query.new_zeros(1, 1, 1)
+    scores = torch.baddbmm(nothing, query, keys.transpose(1, 2), beta=0, alpha=scale)
+    return torch.bmm(scores.softmax(dim=-1), values)
