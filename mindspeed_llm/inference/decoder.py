@@ -262,8 +262,8 @@ def _norm(module: Any) -> Callable[[Tensor], Tensor]:
         # The mean square of a row as a product with itself: fewer operations, which at one token
         # of a small model is 5% of the time.
         if on_host and len(x) == 1:
-            square = float(torch.dot(x[0], x[0])) * mean_of
-            return torch.mul(x, weight).mul_((square + module.eps) ** -0.5)
+            mean = float(torch.dot(x[0], x[0])) * mean_of
+            return torch.mul(x, weight).mul_((mean + module.eps) ** -0.5)
         square = torch.baddbmm(epsilon, x.unsqueeze(1), x.unsqueeze(2), alpha=mean_of)
         return torch.mul(x, square.rsqrt_()[..., 0]).mul_(weight)
 
