@@ -108,14 +108,16 @@ def copy_files(source: Path, target: Path) -> None:
 
 def run_child(mode: str, arguments: list[str]) -> None:
     """What a child process does; its last line is the time taken."""
+    # Both start up alike: a virtual machine takes freed memory back after a second or two, and
+    # pages that must be had from it anew cost several times as much to write to.
+    from mindspeed_llm.checkpoint.convert import convert
+    from mindspeed_llm.flags import parse
+
     source, target = Path(arguments[0]), Path(arguments[1])
     if mode == "copy":
         start = time.perf_counter()
         copy_files(source, target)
     else:
-        from mindspeed_llm.checkpoint.convert import convert
-        from mindspeed_llm.flags import parse
-
         flags = parse("convert", ["--load-dir", arguments[0], "--save-dir", *arguments[1:]])
         start = time.perf_counter()
         convert(flags.convert)

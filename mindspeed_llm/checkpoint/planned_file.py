@@ -79,6 +79,10 @@ class PlannedFile:
                 offset += _write_all(self._descriptor, bytes_of(block), offset)
         return slot.spec.nbytes
 
+    def flush(self) -> None:
+        """Wait until the disk has what was written so far."""
+        os.fdatasync(self._descriptor)
+
     def finish(self) -> None:
         """Make the file durable and close it.
 

@@ -243,8 +243,9 @@ def lay_out_for_decoding(model: GPTModel) -> None:
         return
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        matrix = isinstance(weight, torch.nn.Parameter) and weight.dim() == 2
-        if matrix and weight.shape[0] > weight.shape[1]:
+        if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 2:
+            continue
+        if weight.shape[0] > weight.shape[1]:
             weight.data = weight.data.t().contiguous().t()
 
 
