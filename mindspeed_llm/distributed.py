@@ -15,6 +15,7 @@ import torch
 
 import mindspeed.megatron_adaptor  # noqa: F401  (before megatron.core is used)
 from mindspeed.device import Device, get_device, local_rank
+from mindspeed_llm.launch import is_rank
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import TensorParallel
 
@@ -112,15 +113,13 @@ def shutdown() -> None:
 
 
 def _join(device: Device, timeout_minutes: int) -> None:
-    defaults = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
+    if not is_rank():
         # A group of one needs no meeting place that others could find.
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group(device.backend, store=store, rank=0, world_size=1)
         return
-    torch.distributed.init_process_group(device.backend, timeout=timedelta(minutes=timeout_minutes))
+    timeout = timedelta(minutes=timeout_minutes)
+    torch.distributed.init_process_group(device.backend, timeout=timeout)
 
 
 def _share_processors(device: Device) -> None:

@@ -179,7 +179,7 @@ def _from_hf_config(cfg: Config, source: WeightSource | None) -> ResolvedModel:
         folder = folder.parent
     config = read_hf_config(folder)
     family = _checked_family(cfg, family_of_hf_config(config, str(folder / "config.json")))
-    shape = family.config.to_shape(config)
+    shape = family.config.to_shape(config, str(folder / "config.json"))
     if source is not None:
         theirs = dataclasses.replace(
             source.shape, max_position_embeddings=shape.max_position_embeddings

@@ -42,7 +42,7 @@ class HfSource(WeightSource):
         self.config = config = read_hf_config(folder)
         self.path = self.side_folder = folder
         self.family = family_of_hf_config(config, str(folder / "config.json"))
-        self.shape = self.family.config.to_shape(config)
+        self.shape = self.family.config.to_shape(config, str(folder / "config.json"))
         self._stored = HfTensors(folder)
         self.ignored = [name for name in self._stored.specs if BUFFERS.search(name)]
         self._left_out: frozenset[str] = frozenset()

@@ -18,7 +18,12 @@ class RawDataFlags(Group):
     handler_name: str = flag(
         "GeneralPretrainHandler", "How a record becomes tokens (the class of the handler)."
     )
-    workers: int = flag(1, "Processes that tokenize.", at_least=1, tools=frozenset({"preprocess"}))
+    workers: int = flag(
+        0,
+        "Threads that tokenize (processes for a tokenizer in Python); 0 for one a core.",
+        at_least=0,
+        tools=frozenset({"preprocess"}),
+    )
     pack: bool = flag(False, "Pack samples into rows.", effect=unsupported(INSTRUCTION))
     neat_pack: bool = flag(False, "Pack and keep samples apart.", effect=unsupported(INSTRUCTION))
     enable_thinking: str | None = flag(

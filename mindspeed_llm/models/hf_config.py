@@ -76,15 +76,15 @@ class ConfigMap:
     tied_by_default: bool = False
     inactive: tuple[str, ...] = ()
 
-    def to_shape(self, config: Mapping[str, Any]) -> ModelShape:
-        """Read a parsed ``config.json``.
+    def to_shape(self, config: Mapping[str, Any], where: str = "config.json") -> ModelShape:
+        """Read a parsed ``config.json``; ``where`` it lies, for messages.
 
         Raises:
             UserError: naming every key that is missing, or has a value not implemented.
         """
         problems = [*self._missing(config), *self._refused(config)]
         if problems:
-            raise UserError("config.json does not fit this family:\n  " + "\n  ".join(problems))
+            raise UserError(f"{where} does not fit this family:\n  " + "\n  ".join(problems))
         values: dict[str, Any] = dict(self.constants or {})
         for field in self.fields:
             value = config.get(field.hf, field.default)
@@ -96,7 +96,7 @@ class ConfigMap:
             values["num_query_groups"] = heads
         if values.get("kv_channels") is None:
             values["kv_channels"] = values["hidden_size"] // heads
-        base, scaling, percent = self._rope(config)
+        base, scaling, percent = self._rope(config, where)
         tied = config.get("tie_word_embeddings")
         values["untie_embeddings_and_output_weights"] = not (
             self.tied_by_default if tied is None else tied
@@ -142,12 +142,14 @@ class ConfigMap:
             problems.append("quantization_config is set; dequantise the weights first")
         return problems
 
-    def _rope(self, config: Mapping[str, Any]) -> tuple[float, RopeScaling | None, float]:
+    def _rope(
+        self, config: Mapping[str, Any], where: str
+    ) -> tuple[float, RopeScaling | None, float]:
         new = config.get("rope_parameters") or {}
         old = config.get("rope_scaling") or {}
         if new and any(new.get(key, value) != value for key, value in old.items()):
             raise UserError(
-                "config.json has both rope_parameters and rope_scaling, and they differ: "
+                f"{where} has both rope_parameters and rope_scaling, and they differ: "
                 f"{new} and {old}; remove the one that is wrong"
             )
         settings = {**old, **new}
@@ -158,7 +160,9 @@ class ConfigMap:
             return float(base), None, float(percent)
         if kind not in self.rope_types:
             known = ", ".join(("default", *self.rope_types))
-            raise UserError(f"rope scaling {kind!r} is not implemented here; known: {known}")
+            raise UserError(
+                f"{where}: rope scaling {kind!r} is not implemented here; known: {known}"
+            )
         try:
             scaling = RopeScaling(
                 factor=float(settings["factor"]),
@@ -167,5 +171,5 @@ class ConfigMap:
                 original_max_position_embeddings=int(settings["original_max_position_embeddings"]),
             )
         except KeyError as missing:
-            raise UserError(f"rope scaling {kind!r} in config.json lacks {missing}") from None
+            raise UserError(f"{where}: rope scaling {kind!r} lacks {missing}") from None
         return float(base), scaling, float(percent)

@@ -59,7 +59,7 @@ def choose_start(cfg: Config) -> Start:
         return Start(None, None, _newer_in_save(save, saved, None))
     if (load / "config.json").exists():
         return Start(load, None, _newer_in_save(save, saved, None))
-    iteration, notes = _iteration_of(load, cfg.checkpoint.ckpt_step)
+    iteration, notes = _iteration_of(load, cfg.checkpoint.ckpt_step, trains=cfg.tool == "pretrain")
     if load != save:
         notes = (*notes, *_newer_in_save(save, saved, iteration))
     return Start(load, iteration, notes)
@@ -111,12 +111,19 @@ def newest(root: Path) -> tuple[paths.Iteration | None, tuple[str, ...]]:
     return whole[-1], tuple(notes)
 
 
-def _iteration_of(root: Path, step: int | None) -> tuple[paths.Iteration, tuple[str, ...]]:
+_FROM_SCRATCH = (
+    "; leave --load out to start from scratch, or use --auto-resume to start from scratch only "
+    "while --save is still empty"
+)
+
+
+def _iteration_of(
+    root: Path, step: int | None, trains: bool
+) -> tuple[paths.Iteration, tuple[str, ...]]:
     if not root.is_dir():
         raise UserError(
             f"--load {root} does not exist. Give a Hugging Face folder or a checkpoint that was "
-            "saved; leave --load out to start from scratch, or use --auto-resume to start from "
-            "scratch only while --save is still empty"
+            f"saved{_FROM_SCRATCH if trains else ''}"
         )
     if step is not None:
         folder = paths.iteration_folder(root, step)
@@ -133,8 +140,8 @@ def _iteration_of(root: Path, step: int | None) -> tuple[paths.Iteration, tuple[
             f"it has neither config.json (Hugging Face) nor {paths.POINTER} (Megatron)"
         )
         raise UserError(
-            f"--load {root} holds no usable checkpoint: {found}. Correct the path, or leave "
-            "--load out to start from scratch"
+            f"--load {root} holds no usable checkpoint: {found}. Correct the path"
+            f"{', or leave --load out to start from scratch' if trains else ''}"
         )
     return iteration, notes
 

@@ -51,7 +51,7 @@ def parsed(tool: str, words: str) -> Config:
         ("pretrain", "--bf16 stray", r"'stray' belongs to no flag"),
         ("pretrain", "--bf16 —lr", r"begins with a long dash"),
         ("inference", "--top-p 1.5", r"--top-p: 1.5 is out of range"),
-        ("preprocess", "--workers 0", r"--workers: 0 is out of range"),
+        ("preprocess", "--workers -1", r"--workers: -1 is out of range"),
         ("convert", "--load-model-type onnx", r"'onnx' is not one of hf, mg"),
     ],
 )
