@@ -65,6 +65,21 @@ def test_the_walk_through(family: str, tmp_path: Path) -> None:
     assert len(AutoTokenizer.from_pretrained(tmp_path / "trained")) > 256
 
 
+@pytest.mark.slow
+def test_the_training_page(tmp_path: Path) -> None:
+    """The command of docs/training.md, with a tiny model in the folders that it names."""
+    write_model(tmp_path / "HF_DIR", "llama")
+    (tmp_path / "HF_OR_MEGATRON_DIR").symlink_to("HF_DIR")
+    shutil.copy(small.CORPUS, tmp_path / "corpus.jsonl")
+    shell(
+        "mindspeed-llm preprocess --input corpus.jsonl --output-prefix corpus --append-eod "
+        "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path HF_DIR",
+        tmp_path,
+    )
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert "iteration        4/       4" in shell(block(page), tmp_path)
+
+
 def test_the_scripts_are_there_and_parse() -> None:
     for name in ("quickstart.sh", "test.sh", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), name
