@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ ODD_TEXTS = (
     "a" * 600 + " " * 300 + "\n" * 100 + "!?" * 100,
     "<s></s><unk><pad> <|endoftext|><|im_start|>user\n<|im_end|> [CLS][SEP][MASK] \u2581\u0120",
 )
+COLLECTED_PARTS = 4
 MAX_REFUSED_SHARE = 0.02
 
 
@@ -115,9 +116,24 @@ class TokenizersEngine(Engine):
         self._backend.no_truncation()
         self._backend.no_padding()
         self.added_per_text = self._backend.num_special_tokens_to_add(False)
+        self._collector = ThreadPoolExecutor(1)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        return concatenate(e.ids for e in self._backend.encode_batch_fast(list(texts)))
+        """The ids of each text; those of one part are collected while the next is encoded."""
+        size = max(1, -(-len(texts) // COLLECTED_PARTS))
+        parts = [
+            self._collector.submit(_collect, self._backend.encode_batch_fast(list(part)))
+            for part in (texts[start : start + size] for start in range(0, len(texts), size))
+        ]
+        collected = [part.result() for part in parts] or [concatenate([])]
+        return Encoded(
+            np.concatenate([part.ids for part in collected]),
+            np.concatenate([part.lengths for part in collected]),
+        )
+
+
+def _collect(encodings: list[Any]) -> Encoded:
+    return concatenate(encoding.ids for encoding in encodings)
 
 
 class FastokensEngine(Engine):
