@@ -85,6 +85,7 @@ class ChunkDecoder:
 
     def __init__(self, model: GPTModel, tp_group: torch.distributed.ProcessGroup) -> None:
         self.model = model
+        self._tp = tp_group
         self._layers = [LayerDecoder(layer, tp_group) for layer in model.decoder.layers]
         self._dtype = model.config.params_dtype
         self._final_norm = _norm(model.decoder.final_layernorm) if model.post_process else None
@@ -107,7 +108,7 @@ class ChunkDecoder:
         """
         model = self.model
         batch = len(inputs)
-        hidden = model.embedding.word_embeddings(inputs) if model.pre_process else inputs
+        hidden = self._embed(inputs) if model.pre_process else inputs
         buffers = self._buffers_for(hidden)
         buffers.begin(step, self._rotary)
         for layer, pair in zip(self._layers, cache.pairs, strict=True):
@@ -119,6 +120,13 @@ class ChunkDecoder:
             first = torch.arange(batch, device=last.device) * step.width
             last = last[first + step.last()]
         return F.linear(self._final_norm(last), model.output_weight())
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding table ``[b, s, h]``."""
+        table = self.model.embedding.word_embeddings
+        if self._tp.size() > 1:
+            return table(tokens)
+        return F.embedding(tokens, table.weight)
 
     def _buffers_for(self, hidden: Tensor) -> Buffers:
         """The buffers of the step before if they fit, with ``hidden`` in them."""
@@ -241,7 +249,8 @@ def lay_out_for_decoding(model: GPTModel) -> None:
     """
     if next(model.parameters()).device.type != "cpu":
         return
-    for module in model.modules():
+    # Not the embedding table, whose rows are looked up one by one.
+    for module in model.decoder.modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 2:
             continue
