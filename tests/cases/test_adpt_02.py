@@ -95,6 +95,7 @@ assert sys.meta_path == finders
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_disabled_leaves_torch_and_megatron_untouched():
     result = run(
         f"""

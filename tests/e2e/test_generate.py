@@ -112,6 +112,7 @@ def test_prompts_that_do_not_fit_the_model(model) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_end_token_of_the_generation_config_stops(model, tmp_path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model, folder)

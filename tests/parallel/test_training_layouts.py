@@ -79,7 +79,7 @@ def assert_same_curve(found: list[dict], wanted: list[dict]) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    grid(LAYOUTS, quick=[("TP2 SP",), ("PP2 interleaved",), ("DP2 overlap",)]),
+    grid(LAYOUTS, quick=[("PP2 interleaved",), ("DP2 overlap",)]),
 )
 def test_layout_trains_as_one_process(pool, models, data, alone, layout):
     ranks, flags = LAYOUTS[layout]
