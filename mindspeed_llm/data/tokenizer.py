@@ -19,6 +19,8 @@ from mindspeed.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mindspeed_llm.flags.tokenizer import TokenizerFlags
+
 SUPPORTED_TYPES = ("PretrainedFromHF", "HuggingFaceTokenizer", "NullTokenizer")
 # What makes a folder a tokenizer's; transformers otherwise asks a hub, with a long error.
 TOKENIZER_FILES = (
@@ -192,6 +194,16 @@ def load_tokenizer(
     if not tokenizer_name_or_path:
         raise UserError(f"--tokenizer-type {tokenizer_type} needs --tokenizer-name-or-path FOLDER.")
     return load_hf_tokenizer(Path(tokenizer_name_or_path), use_fast, trust_remote_code)
+
+
+def tokenizer_of(flags: TokenizerFlags, folder: str | None) -> Tokenizer | NullTokenizer:
+    """Load the tokenizer in ``folder`` as the tokenizer flags ask."""
+    return load_tokenizer(
+        flags.tokenizer_type or "PretrainedFromHF",
+        folder,
+        use_fast=not flags.tokenizer_not_use_fast,
+        trust_remote_code=flags.trust_remote_code,
+    )
 
 
 def load_hf_tokenizer(

@@ -92,7 +92,7 @@ def _side_folder(model: ResolvedModel) -> Path | None:
 
 def _tokenizer(cfg: Config, model: ResolvedModel) -> Tokenizer:
     """The tokenizer of the flags, else the one that came with the weights."""
-    from mindspeed_llm.data.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+    from mindspeed_llm.data.tokenizer import TOKENIZER_FILES, Tokenizer, tokenizer_of
 
     flags = cfg.tokenizer
     folder = flags.tokenizer_name_or_path or flags.tokenizer_model
@@ -105,12 +105,7 @@ def _tokenizer(cfg: Config, model: ResolvedModel) -> Tokenizer:
             f"no tokenizer: {cfg.checkpoint.load} holds none; give its folder with "
             "--tokenizer-name-or-path"
         )
-    tokenizer = load_tokenizer(
-        flags.tokenizer_type or "PretrainedFromHF",
-        folder,
-        use_fast=not flags.tokenizer_not_use_fast,
-        trust_remote_code=flags.trust_remote_code,
-    )
+    tokenizer = tokenizer_of(flags, folder)
     if not isinstance(tokenizer, Tokenizer):
         raise UserError(f"--tokenizer-type {flags.tokenizer_type} has no text to generate")
     return tokenizer

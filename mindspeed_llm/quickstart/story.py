@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -111,8 +112,6 @@ def prepare_data(story: Story) -> None:
 
 def convert_and_train(story: Story) -> None:
     """Two tensor-parallel ranks first, then two pipeline stages from their checkpoint."""
-    import shutil
-
     converted = story.folder / "mcore_tp2"
     for stale in (converted, story.trained):
         shutil.rmtree(stale, ignore_errors=True)
@@ -164,8 +163,6 @@ def convert_and_train(story: Story) -> None:
 
 def convert_back_and_check(story: Story) -> dict[str, dict]:
     """Export, then compare logits with ``transformers``: the source, and the trained model."""
-    import shutil
-
     shutil.rmtree(story.exported, ignore_errors=True)
     story.step(
         "convert back to Hugging Face", "convert",

@@ -60,18 +60,13 @@ def train(cfg: Config) -> None:
 
 def _tokenizer(cfg: Config) -> Tokenizer | NullTokenizer | None:
     """The tokenizer that the flags name; None where generated data needs none."""
-    from mindspeed_llm.data.tokenizer import load_tokenizer
+    from mindspeed_llm.data.tokenizer import tokenizer_of
 
     flags = cfg.tokenizer
     folder = flags.tokenizer_name_or_path or flags.tokenizer_model
     if folder is None and flags.tokenizer_type in (None, "NullTokenizer"):
         return None
-    return load_tokenizer(
-        flags.tokenizer_type or "PretrainedFromHF",
-        folder,
-        use_fast=not flags.tokenizer_not_use_fast,
-        trust_remote_code=flags.trust_remote_code,
-    )
+    return tokenizer_of(flags, folder)
 
 
 def settled(cfg: Config, model: ResolvedModel) -> Config:
