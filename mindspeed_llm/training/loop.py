@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megatron.core.num_microbatches_calculator import NumMicroBatchesCalculator
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
-from mindspeed_llm.training.checkpointing.save import save_checkpoint
+from mindspeed_llm.training.checkpointing.save import carry_hf_files, save_checkpoint
 from mindspeed_llm.training.data import Feed
 from mindspeed_llm.training.metrics import Reporter, say_last
 from mindspeed_llm.training.setup import Run
@@ -31,6 +31,8 @@ class Loop:
         """Iterate to the end or to a reason to stop, saving and evaluating on the way."""
         cfg, progress = self.run.cfg, self.run.progress
         device = self.run.position.device.torch_device()
+        if cfg.checkpoint.save:
+            carry_hf_files(self.run)
         if cfg.training.manual_gc:
             gc.disable()
         self.reporter.restart_clock()

@@ -49,7 +49,6 @@ def save_checkpoint(run: Run) -> None:
     if at.rank == 0:
         manifest.write(folder, iteration, options.ckpt_format)
         replace_folder(folder, target)
-        _carry_hf_files(run, root)
         paths.write_pointer(root, iteration)
         _retain(root, iteration, options.save_interval, options.save_retain_interval)
     torch.distributed.barrier()
@@ -57,10 +56,17 @@ def save_checkpoint(run: Run) -> None:
     say_last(f"saved iteration {iteration} to {root} ({options.ckpt_format}, {seconds:.1f} s)")
 
 
-def _carry_hf_files(run: Run, root: Path) -> None:
-    """Keep config and tokenizer files beside the checkpoints, so that they export whole."""
-    source, target = run.model.source, root / paths.HF_FILES
+def carry_hf_files(run: Run) -> None:
+    """Keep config and tokenizer files beside the checkpoints, so that they export whole.
+
+    Once a run is enough: they do not change. The first rank writes them.
+    """
+    assert run.cfg.checkpoint.save is not None
+    root, source = Path(run.cfg.checkpoint.save), run.model.source
+    target = root / paths.HF_FILES
     if source is None or source.side_folder is None or source.side_folder == target:
+        return
+    if run.position.rank != 0:
         return
     if isinstance(source, HfSource):
         origin = side_files.Origin(redundant_output=source.redundant_output)
