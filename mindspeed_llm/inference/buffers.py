@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,15 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed_llm.inference.cache import RotaryTable, Step
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Attention heads of one rank: groups of ``queries`` query heads and one key/value head."""
-
-    groups: int
-    queries: int
-    size: int
+from mindspeed_llm.inference.layer import LayerWeights
 
 
 class Buffers:
@@ -26,22 +17,20 @@ class Buffers:
 
     Attributes:
         hidden: the residual stream ``[b*s, h]``.
-        mixed: queries, key and value of each group ``[b*s, groups*(queries+2)*d]``.
-        wide: the MLP's inner states ``[b*s, inner]``.
     """
 
-    def __init__(self, hidden: Tensor, heads: Heads, inner: int) -> None:
+    def __init__(self, hidden: Tensor, layer: LayerWeights) -> None:
         self._batch, self._width, size = hidden.shape
         rows = self._batch * self._width
-        self._heads = heads
+        self._heads = heads = layer.heads
         self.hidden = hidden.new_empty(rows, size)
-        self.mixed = hidden.new_empty(rows, heads.groups * (heads.queries + 2) * heads.size)
-        self.wide = hidden.new_empty(rows, inner)
+        self._mixed = hidden.new_empty(rows, heads.groups * (heads.queries + 2) * heads.size)
+        self._wide = hidden.new_empty(rows, layer.inner_size)
         # [b, s, groups, queries + 2, d]
-        self.grouped = self.mixed.view(
+        self._grouped = self._mixed.view(
             self._batch, self._width, heads.groups, heads.queries + 2, heads.size
         )
-        self._rotated = torch.empty_like(self.grouped)
+        self._rotated = torch.empty_like(self._grouped)
         self._pair = self._rotated[..., -2:, :]
         self._query = self._rotated[..., :-2, :]
 
@@ -69,7 +58,7 @@ class Buffers:
                 self._mask = mask.masked_fill_(~seen, float("-inf"))[:, None, None]
         self._cos, sin = rotary.at(positions, self._slots - 1, self._heads.queries)
         size = self._cos.shape[-1]
-        turned = self.grouped[..., :size], self._rotated[..., :size]
+        turned = self._grouped[..., :size], self._rotated[..., :size]
         self._turned = turned
         self._halves = [
             (new, old, factor)
@@ -80,10 +69,24 @@ class Buffers:
                 strict=True,
             )
         ]
-        self._passed = self.grouped[..., size:] if size < self._heads.size else None
+        self._passed = self._grouped[..., size:] if size < self._heads.size else None
 
-    def rotate(self) -> None:
-        """Rotary embedding of the queries and keys in ``mixed``; values stay as they are.
+    def run(self, layer: LayerWeights, cached: Tensor) -> None:
+        """Add a layer to ``hidden``, and its keys and values to ``[2, b, groups, slots, d]``."""
+        hidden = self.hidden
+        normed = layer.input_norm(hidden)
+        if layer.sharers == 1:
+            layer.qkv.write(normed, self._mixed)
+        else:
+            self._mixed.copy_(layer.own_share(layer.qkv(normed)))
+        layer.normalise_heads(self._grouped)
+        self._rotate()
+        layer.proj.add_to(hidden, self._attend(cached, layer.softmax_scale))
+        wide = layer.fc1.write(layer.mlp_norm(hidden), self._wide)
+        layer.fc2.add_to(hidden, layer.activate(wide))
+
+    def _rotate(self) -> None:
+        """Rotary embedding of the queries and keys in ``_mixed``; values stay as they are.
 
         One product over all of it is cheaper than cutting it up: the value's row of the table is
         cosine 1, sine 0.
@@ -95,7 +98,7 @@ class Buffers:
         if self._passed is not None:
             self._rotated[..., -self._passed.shape[-1] :] = self._passed
 
-    def attend(self, cached: Tensor, scale: float) -> Tensor:
+    def _attend(self, cached: Tensor, scale: float) -> Tensor:
         """Add the keys and values to ``[2, b, groups, slots, d]`` and attend over all of them.
 
         Returns:

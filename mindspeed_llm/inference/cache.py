@@ -69,6 +69,15 @@ class RotaryTable:
         self._dtype = dtype
         self._cos = self._sin = inverse_frequencies.new_empty(0, 0)
 
+    def matrix(self, position: int, size: int) -> Tensor:
+        """``[size, size]`` by which a head (a row) at a position is multiplied to rotate it."""
+        self._reach(position)
+        rotary = self._cos.shape[-1]
+        turn = torch.eye(size, dtype=self._cos.dtype, device=self._cos.device)
+        turn[:rotary, :rotary] = self._cos[position].diag()
+        turn[:rotary, :rotary] += self._sin[position].diag().roll(rotary // 2, dims=0)
+        return turn
+
     def at(self, positions: Tensor, longest: int, heads: int) -> tuple[Tensor, Tensor]:
         """Factors of a group's queries, key and value ``[b, s, 1, heads + 2, rotary size]``.
 
@@ -79,15 +88,18 @@ class RotaryTable:
             longest: the largest of them.
             heads: queries of a group.
         """
-        if longest >= len(self._cos):
-            self._grow(-(-(longest + 1) // BLOCK) * BLOCK)
+        self._reach(longest)
         size = (*positions.shape, 1, heads + 2, self._cos.shape[-1])
         cos, sin = self._cos.new_ones(size), self._cos.new_zeros(size)
         cos[..., :-1, :] = self._cos[positions][..., None, None, :]
         sin[..., :-1, :] = self._sin[positions][..., None, None, :]
         return cos, sin
 
-    def _grow(self, length: int) -> None:
+    def _reach(self, position: int) -> None:
+        """Extend the table to a position."""
+        if position < len(self._cos):
+            return
+        length = -(-(position + 1) // BLOCK) * BLOCK
         positions = torch.arange(length, dtype=torch.float32, device=self._frequencies.device)
         angles = torch.outer(positions, self._frequencies)
         cos, sin = angles.cos(), angles.sin()

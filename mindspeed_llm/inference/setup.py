@@ -74,8 +74,8 @@ def build_generator(cfg: Config) -> Generator:
 def _engine(
     cfg: Config, model: ResolvedModel, position: Position, ends: frozenset[int]
 ) -> tuple[Engine, str]:
-    from mindspeed_llm.inference.decoder import lay_out_for_decoding
     from mindspeed_llm.inference.engine import Engine
+    from mindspeed_llm.inference.layer import lay_out_for_decoding
     from mindspeed_llm.live_model import build_live_model
 
     # Sequence parallelism splits activations of training; one token cannot be split.
