@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,6 @@ ODD_TEXTS = (
     "a" * 600 + " " * 300 + "\n" * 100 + "!?" * 100,
     "<s></s><unk><pad> <|endoftext|><|im_start|>user\n<|im_end|> [CLS][SEP][MASK] \u2581\u0120",
 )
-COLLECTED_PARTS = 4
 MAX_REFUSED_SHARE = 0.02
 
 
@@ -83,16 +83,15 @@ class Engine(ABC):
         """Release processes."""
 
 
-def concatenate(parts: Iterable[Sequence[int]]) -> Encoded:
+def concatenate(parts: Iterable[list[int]]) -> Encoded:
     """Join lists of ids."""
-    parts = list(parts)
-    lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-    ids = np.empty(int(lengths.sum()), dtype=np.uint32)
-    start = 0
+    # An array takes a list three times as fast as numpy does. One list at a time: the next one's
+    # ids then use the same memory, which is still in the processor's cache.
+    ids, ends = array("I"), [0]
     for part in parts:
-        ids[start : start + len(part)] = part
-        start += len(part)
-    return Encoded(ids, lengths)
+        ids.fromlist(part)
+        ends.append(len(ids))
+    return Encoded(np.frombuffer(ids, dtype=np.uint32), np.diff(np.array(ends, dtype=np.int64)))
 
 
 def encode_with_transformers(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
@@ -116,24 +115,11 @@ class TokenizersEngine(Engine):
         self._backend.no_truncation()
         self._backend.no_padding()
         self.added_per_text = self._backend.num_special_tokens_to_add(False)
-        self._collector = ThreadPoolExecutor(1)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of each text; those of one part are collected while the next is encoded."""
-        size = max(1, -(-len(texts) // COLLECTED_PARTS))
-        parts = [
-            self._collector.submit(_collect, self._backend.encode_batch_fast(list(part)))
-            for part in (texts[start : start + size] for start in range(0, len(texts), size))
-        ]
-        collected = [part.result() for part in parts] or [concatenate([])]
-        return Encoded(
-            np.concatenate([part.ids for part in collected]),
-            np.concatenate([part.lengths for part in collected]),
-        )
-
-
-def _collect(encodings: list[Any]) -> Encoded:
-    return concatenate(encoding.ids for encoding in encodings)
+        """The ids of each text."""
+        encodings = self._backend.encode_batch_fast(list(texts))
+        return concatenate(encoding.ids for encoding in encodings)
 
 
 class FastokensEngine(Engine):
