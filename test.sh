@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lint, format, types and tests.
 #
-#   ./test.sh                 # the quick tests: about three minutes on two cores
+#   ./test.sh                 # the quick tests: about two minutes on two cores
 #   ./test.sh --all           # the slow ones too: what CI runs
 #   ./test.sh --soak          # only those that run for minutes each: by command alone
 #   ./test.sh --all -k tied   # other arguments go to pytest
@@ -37,7 +37,9 @@ export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 check 'lint' "$python" -m ruff check .
 check 'format' "$python" -m ruff format --check .
 check 'types' "$python" -m mypy
-check "tests ($tests)" "$python" -m pytest --verbosity=0 --durations=15 -m "$tests" "$@"
+# Two processes: one for the tests of the rank pool, one for the others.
+check "tests ($tests)" "$python" -m pytest --numprocesses 2 --dist loadgroup \
+    --verbosity=0 --durations=15 -m "$tests" "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf '\nFAILED: %s\n' "${failed[@]}" >&2

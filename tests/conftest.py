@@ -10,7 +10,10 @@ os.environ.setdefault("MINDSPEED_DEVICE", "cpu")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``cuda`` skip without a CUDA device."""
+    """Tests marked ``cuda`` skip without a CUDA device; those of the pool share one process."""
+    for item in items:
+        if "pool" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("pool"))
     wanted = [item for item in items if item.get_closest_marker("cuda")]
     if not wanted:
         return
