@@ -15,35 +15,19 @@ from typing import TYPE_CHECKING, Any
 from mindspeed.errors import UserError
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.models.megatron_flags import MissingFlags, from_flags, to_flags
 from mindspeed_llm.models.registry import (
     family_of_hf_config,
     family_of_shape,
     get_family,
     read_hf_config,
 )
-from mindspeed_llm.models.shape import ModelShape, RopeScaling, padded_vocab_size
+from mindspeed_llm.models.shape import ModelShape, padded_vocab_size
 
 if TYPE_CHECKING:
     from mindspeed_llm.checkpoint.paths import Iteration
     from mindspeed_llm.checkpoint.source import WeightSource
     from mindspeed_llm.flags import Config
-
-# Flags whose value is the shape field of the same name.
-_SAME_NAME = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "norm_epsilon",
-    "rotary_base",
-    "rotary_percent",
-    "untie_embeddings_and_output_weights",
-    "add_qkv_bias",
-    "qk_layernorm",
-)
-_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
 
 
 @dataclass(frozen=True)
@@ -74,19 +58,9 @@ class ResolvedModel:
 
         What is filled in does not count as given by the user.
         """
-        shape = self.shape
-        filled = cfg.replace(
-            num_layers=shape.num_layers,
-            hidden_size=shape.hidden_size,
-            ffn_hidden_size=shape.ffn_hidden_size,
-            num_attention_heads=shape.num_attention_heads,
-            group_query_attention=True,
-            num_query_groups=shape.num_query_groups,
-            kv_channels=shape.kv_channels,
-            vocab_size=shape.vocab_size,
-            max_position_embeddings=shape.max_position_embeddings,
-        )
-        return dataclasses.replace(filled, given=cfg.given)
+        known = {name: value for name, value in to_flags(self.shape).items() if value is not None}
+        values = known | {"group_query_attention": True}
+        return dataclasses.replace(cfg.replace(**values), given=cfg.given)
 
     def padded_vocab(self, cfg: Config) -> int:
         """Rows of the embedding table over all tensor-parallel ranks.
@@ -153,7 +127,7 @@ def _given(cfg: Config, name: str) -> Any:
     """The value of a flag that the user set; None when it was left out."""
     if name not in cfg.given:
         return None
-    for group in (cfg.model, cfg.checkpoint):
+    for group in (cfg.model, cfg.moe, cfg.checkpoint):
         if hasattr(group, name):
             return getattr(group, name)
     raise KeyError(name)
@@ -196,75 +170,36 @@ def _from_hf_config(cfg: Config, source: WeightSource | None) -> ResolvedModel:
 
 
 def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
-    model = cfg.model
-    missing = [f"--{name.replace('_', '-')}" for name in _REQUIRED if getattr(model, name) is None]
-    vocab = model.vocab_size or tokenizer_vocab or model.padded_vocab_size
-    if vocab is None:
-        missing.append("--vocab-size or --padded-vocab-size")
-    if missing:
-        raise UserError(
-            f"the model's shape is not known: {', '.join(missing)} missing. Give them, or let "
-            "--load or --hf-config DIR supply the whole shape"
-        )
-    layers, hidden, heads = model.num_layers, model.hidden_size, model.num_attention_heads
-    positions = model.max_position_embeddings or cfg.training.seq_length
-    assert layers and hidden and heads and vocab and positions
-    if model.kv_channels is None and hidden % heads:
+    flags = {**vars(cfg.model), **vars(cfg.moe)}
+    heads, hidden = cfg.model.num_attention_heads, cfg.model.hidden_size
+    if cfg.model.kv_channels is None and heads and hidden and hidden % heads:
         raise UserError(
             f"--hidden-size {hidden} does not divide by --num-attention-heads {heads}; give the "
             "head size with --kv-channels"
         )
-    groups = model.num_query_groups if model.group_query_attention else None
-    return ModelShape(
-        num_layers=layers,
-        hidden_size=hidden,
-        ffn_hidden_size=model.ffn_hidden_size or _default_ffn(hidden),
-        num_attention_heads=heads,
-        num_query_groups=groups or heads,
-        kv_channels=model.kv_channels or hidden // heads,
-        vocab_size=vocab,
-        max_position_embeddings=positions,
-        norm_epsilon=model.norm_epsilon,
-        rotary_base=model.rotary_base,
-        rotary_percent=model.rotary_percent,
-        rope_scaling=_rope_scaling(cfg),
-        untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
-        add_qkv_bias=model.add_qkv_bias,
-        qk_layernorm=model.qk_layernorm,
-    )
-
-
-def _default_ffn(hidden_size: int) -> int:
-    """Megatron's rule for a gated MLP: 8/3 of the hidden size, in steps of 64."""
-    return int(4 * hidden_size * 2 / 3) // 64 * 64
-
-
-def _rope_scaling(cfg: Config) -> RopeScaling | None:
-    model = cfg.model
-    if not (model.use_rope_scaling or model.rope_scaling_type == "llama3"):
-        return None
-    return RopeScaling(
-        factor=model.rope_scaling_factor,
-        low_freq_factor=model.low_freq_factor or 1.0,
-        high_freq_factor=model.high_freq_factor or 4.0,
-        original_max_position_embeddings=model.original_max_position_embeddings or 8192,
-    )
+    try:
+        return from_flags(flags, tokenizer_vocab, cfg.training.seq_length)
+    except MissingFlags as error:
+        missing = ", ".join(_spelled(name) for name in error.names)
+        missing = missing.replace("--vocab-size", "--vocab-size or --padded-vocab-size")
+        raise UserError(
+            f"the model's shape is not known: {missing} missing. Give them, or let "
+            "--load or --hf-config DIR supply the whole shape"
+        ) from None
 
 
 def _refuse_differences(cfg: Config, resolved: ResolvedModel) -> None:
     """Every shape flag that was given must say what the files say."""
-    shape = resolved.shape
-    differences = []
-    for name in _SAME_NAME:
-        given = _given(cfg, name)
-        if given is not None and given != getattr(shape, name):
-            differences.append(_difference(name, given, getattr(shape, name)))
-    scaling = _rope_scaling(cfg)
-    if scaling is not None and scaling != shape.rope_scaling:
-        differences.append(_difference("use_rope_scaling", scaling, shape.rope_scaling))
-    vocab = _given(cfg, "vocab_size")
-    if vocab is not None and vocab != shape.vocab_size:
-        differences.append(_difference("vocab_size", vocab, shape.vocab_size))
+    found = to_flags(resolved.shape)
+    differences = [
+        f"{_spelled(name)} {given}, the model has {found[name]}"
+        for name in found
+        if name != "max_position_embeddings"
+        and (given := _given(cfg, name)) is not None
+        and given != found[name]
+        # Names of sizes alone say nothing where the switch that they belong to is off.
+        and not (name == "num_query_groups" and not cfg.model.group_query_attention)
+    ]
     if differences:
         raise UserError(
             f"flags disagree with the model in {resolved.where}:\n  "
@@ -273,5 +208,5 @@ def _refuse_differences(cfg: Config, resolved: ResolvedModel) -> None:
         )
 
 
-def _difference(name: str, given: Any, found: Any) -> str:
-    return f"--{name.replace('_', '-')} {given}, the model has {found}"
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

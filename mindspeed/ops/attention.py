@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mindspeed.ops.dispatch import Form, Op
+from mindspeed.ops.soft_cap import soft_cap
 
 
 def attention(
@@ -18,19 +19,29 @@ def attention(
     causal: bool,
     mask: Tensor | None = None,
     dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v.
 
     Args:
-        query: [sq, b, heads, d]; key and value: [sk, b, groups, d], heads a multiple of groups.
+        query: [sq, b, heads, d]; key and value: [sk, b, groups, d], heads a multiple of groups;
+            the value's d may be another.
         causal: query i sees keys up to i + sk - sq (the last query sees all: a key/value cache).
         mask: bool, broadcastable to [b, heads, sq, sk]; True means the key is hidden. A given
             mask stands alone: ``causal`` must then be False.
         dropout: probability of dropping an attention weight.
+        window: a query sees this many keys back, its own included; only beside ``causal``.
+        softcap: scores are soft-capped by this.
 
     Returns:
-        [sq, b, heads · d].
+        [sq, b, heads · d] with the value's d.
     """
+    if window is not None and causal and window < key.shape[0]:
+        mask, causal = _window_mask(query.shape[0], key.shape[0], window, query.device), False
+    if softcap is not None:
+        # The fused forms have no place for it.
+        return reference(query, key, value, scale, causal, mask, dropout, softcap)
     return _OP(query, key, value, scale, causal, mask, dropout)
 
 
@@ -42,12 +53,15 @@ def reference(
     causal: bool,
     mask: Tensor | None,
     dropout: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """The formula, with the softmax in fp32 and keys and values repeated for each query head."""
     q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # [b, heads, s, d]
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    if softcap is not None:
+        scores = soft_cap(scores, softcap)
     hidden = _causal_mask(q.shape[2], k.shape[2], q.device) if causal else mask
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
@@ -58,6 +72,13 @@ def reference(
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     every = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return every.triu(diagonal=1 + keys - queries)
+
+
+def _window_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """Hidden: keys in the future, and those ``window`` or more positions back."""
+    later = _causal_mask(queries, keys, device)
+    every = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return later | every.tril(diagonal=keys - queries - window)
 
 
 def _merge_heads(context: Tensor) -> Tensor:

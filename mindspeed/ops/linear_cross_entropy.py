@@ -15,10 +15,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mindspeed.ops.cross_entropy import combine, exponentiate, row_blocks
 from mindspeed.ops.cross_entropy import reference as cross_entropy
 from mindspeed.ops.dispatch import Form, Op
+from mindspeed.ops.soft_cap import soft_cap
 
 KEEP_BYTES = 1 << 30
 """Exponentials up to this size are kept for the backward pass; larger ones are recomputed."""
@@ -32,6 +34,7 @@ def linear_cross_entropy(
     vocab_size: int | None = None,
     tp_group: dist.ProcessGroup | None = None,
     sequence_parallel: bool = False,
+    softcap: float | None = None,
 ) -> Tensor:
     """Per-token cross entropy of the output layer.
 
@@ -43,6 +46,7 @@ def linear_cross_entropy(
         vocab_size: how many rows of the whole vocabulary are real; the others, which only pad it,
             take no part in the softmax.
         tp_group: the tensor-parallel group that the vocabulary is split over.
+        softcap: logits are soft-capped by this.
 
     Returns:
         The loss of each token [b, s], fp32 (fp64 for fp64 inputs).
@@ -54,13 +58,14 @@ def linear_cross_entropy(
     sequence, batch, width = hidden.shape
     start = rank * weight.shape[0]
     valid = weight.shape[0] if vocab_size is None else vocab_size - start
-    loss = _OP(
+    arguments = (
         hidden.reshape(sequence * batch, width),
         weight,
         labels.t().reshape(-1) - start,
         min(max(valid, 0), weight.shape[0]),
         group,
     )
+    loss = _OP(*arguments) if softcap is None else _capped(*arguments, softcap)
     return loss.view(sequence, batch).t().contiguous()
 
 
@@ -73,17 +78,45 @@ def _to_vocabulary_parallel(hidden: Tensor, gather: bool, group: dist.ProcessGro
 
 
 def reference(
-    hidden: Tensor, weight: Tensor, labels: Tensor, valid: int, group: dist.ProcessGroup | None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    valid: int,
+    group: dist.ProcessGroup | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Logits [tokens, V / tp], widened to fp32, then the (vocabulary-parallel) cross entropy.
 
     ``labels`` count from this rank's first row, ``valid`` is the number of real rows on this rank.
     """
     logits = torch.nn.functional.linear(hidden, weight)
+    if softcap is not None:
+        logits = soft_cap(logits.to(torch.promote_types(logits.dtype, torch.float32)), softcap)
     if valid < weight.shape[0]:
         padding = torch.arange(weight.shape[0], device=weight.device) >= valid
         logits = logits.masked_fill(padding, float("-inf"))
     return cross_entropy(logits, labels, group)
+
+
+def _capped(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    valid: int,
+    group: dist.ProcessGroup | None,
+    softcap: float,
+) -> Tensor:
+    """The formula, a chunk of tokens at a time, computed again in the backward pass.
+
+    The cap's derivative needs the logits themselves, which the form below does not keep.
+    """
+    chunk = max(KEEP_BYTES // 8 // max(4 * weight.shape[0], 1), 1)
+    parts = zip(hidden.split(chunk), labels.split(chunk), strict=True)
+    losses = [
+        checkpoint(reference, part, weight, own, valid, group, softcap, use_reentrant=False)
+        for part, own in parts
+    ]
+    return torch.cat(losses)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -11,6 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from mindspeed.ops.attention import attention
@@ -50,6 +51,13 @@ class DotProductAttention(MegatronModule):
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         width = k_channels or config.kv_channels
         self.softmax_scale = 1 / math.sqrt(width) if softmax_scale is None else softmax_scale
+        windowed = is_layer_window_attention(
+            config.window_size, config.window_attn_skip_freq, self.layer_number
+        )
+        # Megatron counts the keys before a query's own.
+        self.window = config.window_size[0] + 1 if windowed else None
+        # No field of Megatron's config.
+        self.softcap = getattr(config, "attn_logit_softcapping", None)
 
     def forward(
         self,
@@ -87,6 +95,8 @@ class DotProductAttention(MegatronModule):
                 causal=causal,
                 mask=mask,
                 dropout=dropout,
+                window=self.window,
+                softcap=self.softcap,
             )
 
     def _random_state(self, dropout: float):
@@ -99,8 +109,8 @@ class DotProductAttention(MegatronModule):
 def _refuse_unsupported(config: TransformerConfig) -> None:
     if config.context_parallel_size > 1:
         raise ValueError("context parallelism is not supported by the local attention")
-    if config.window_size is not None:
-        raise ValueError("sliding-window attention (window_size) is not supported here")
+    if config.window_size is not None and (config.window_size[0] < 0 or config.window_size[1]):
+        raise ValueError(f"window_size {config.window_size}: only windows to the left, (n, 0)")
     if config.softmax_type != "vanilla":
         raise ValueError(f"softmax_type {config.softmax_type!r} is not supported here")
     if config.apply_query_key_layer_scaling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from mindspeed.errors import UserError
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.models.megatron_flags import MissingFlags, from_flags, to_flags
 from mindspeed_llm.models.registry import family_of_shape, get_family
-from mindspeed_llm.models.shape import ModelShape, RopeScaling
+from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import TensorParallel
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -23,12 +25,8 @@ DTYPE_SHORT = {dtype: name for name, dtype in DTYPES.items()}
 # for when a checkpoint says otherwise.
 _REQUIRED = {
     "normalization": "RMSNorm",
-    "swiglu": True,
     "position_embedding_type": "rope",
     "add_bias_linear": False,
-    "num_experts": None,
-    "multi_latent_attention": False,
-    "mtp_num_layers": None,
 }
 
 
@@ -60,22 +58,11 @@ def checkpoint_args(
     Args:
         params_dtype: ``bf16``, ``fp16`` or ``fp32``.
     """
-    values = shape.to_dict()
-    scaling = shape.rope_scaling
-    values.pop("rope_scaling")
     pipeline = layout.pipeline
     chunked = pipeline.chunks > 1
     return argparse.Namespace(
-        **values,
-        use_rope_scaling=scaling is not None,
-        rope_scaling_type="llama3" if scaling else None,
-        rope_scaling_factor=scaling.factor if scaling else None,
-        low_freq_factor=scaling.low_freq_factor if scaling else None,
-        high_freq_factor=scaling.high_freq_factor if scaling else None,
-        original_max_position_embeddings=(
-            scaling.original_max_position_embeddings if scaling else None
-        ),
-        group_query_attention=shape.num_query_groups != shape.num_attention_heads,
+        **to_flags(shape),
+        model_shape=json.dumps(shape.to_dict()),
         seq_length=shape.max_position_embeddings,
         padded_vocab_size=layout.padded_vocab_size,
         tensor_model_parallel_size=layout.tensor_parallel,
@@ -126,30 +113,16 @@ def read_metadata(
 
 
 def _shape(values: dict[str, Any], vocab_size: int | None) -> ModelShape:
+    if values.get("model_shape"):
+        return ModelShape.from_dict(json.loads(values["model_shape"]))
     _refuse_other_models(values)
-    heads = _need(values, "num_attention_heads")
-    hidden = _need(values, "hidden_size")
-    grouped = values.get("group_query_attention", values.get("num_query_groups") is not None)
-    groups = values.get("num_query_groups") if grouped else heads
-    return ModelShape(
-        num_layers=_need(values, "num_layers"),
-        hidden_size=hidden,
-        ffn_hidden_size=_need(values, "ffn_hidden_size"),
-        num_attention_heads=heads,
-        num_query_groups=groups or heads,
-        kv_channels=values.get("kv_channels") or hidden // heads,
-        vocab_size=values.get("vocab_size") or vocab_size or _need(values, "padded_vocab_size"),
-        max_position_embeddings=_need(values, "max_position_embeddings"),
-        norm_epsilon=values.get("norm_epsilon", 1e-5),
-        rotary_base=float(values.get("rotary_base", 10000.0)),
-        rotary_percent=float(values.get("rotary_percent", 1.0)),
-        rope_scaling=_rope_scaling(values),
-        untie_embeddings_and_output_weights=bool(
-            values.get("untie_embeddings_and_output_weights", False)
-        ),
-        add_qkv_bias=bool(values.get("add_qkv_bias", values.get("add_qkv_bias_linear", False))),
-        qk_layernorm=bool(values.get("qk_layernorm", False)),
-    )
+    try:
+        return from_flags(values, vocab_size)
+    except MissingFlags as error:
+        raise UserError(
+            f"the checkpoint's args have no {error}, so its model shape is unknown; give the "
+            "original config.json (--hf-cfg-dir when converting, --hf-config when training)"
+        ) from None
 
 
 def _refuse_other_models(values: dict[str, Any]) -> None:
@@ -158,35 +131,13 @@ def _refuse_other_models(values: dict[str, Any]) -> None:
         for name, required in _REQUIRED.items()
         if name in values and (values[name] or None) != (required or None)
     ]
+    if values.get("swiglu") is False and not values.get("geglu"):
+        other.append("swiglu=False")
     if other:
         raise UserError(
             f"the checkpoint's args say {', '.join(other)}: no family here has such a model yet "
-            "(supported: RMSNorm, rotary positions, gated MLP, no experts)"
+            "(supported: RMSNorm, rotary positions, a gated MLP, no biases)"
         )
-
-
-def _need(values: dict[str, Any], name: str) -> Any:
-    value = values.get(name)
-    if value is None:
-        raise UserError(
-            f"the checkpoint's args have no {name}, so its model shape is unknown; give the "
-            "original config.json (--hf-cfg-dir when converting, --hf-config when training)"
-        )
-    return value
-
-
-def _rope_scaling(values: dict[str, Any]) -> RopeScaling | None:
-    if not values.get("use_rope_scaling") and values.get("rope_scaling_type") != "llama3":
-        return None
-    # Megatron-LM stores the factor only; the rest are the constants of its implementation.
-    return RopeScaling(
-        factor=float(values.get("rope_scaling_factor") or 8.0),
-        low_freq_factor=float(values.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(values.get("high_freq_factor") or 4.0),
-        original_max_position_embeddings=int(
-            values.get("original_max_position_embeddings") or 8192
-        ),
-    )
 
 
 def _pipeline(values: dict[str, Any], num_layers: int) -> PipelineLayout:

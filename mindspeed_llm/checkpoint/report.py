@@ -37,7 +37,7 @@ def announce(source: WeightSource, target: str, cast: Caster) -> None:
     """Say what will be done, in one line."""
     stored = DTYPE_SHORT[source.main_dtype()]
     dtype = f"cast {stored} -> {DTYPE_SHORT[cast.dtype]}" if cast.dtype else f"{stored} kept"
-    size = source.shape.num_parameters() / 1e6
+    size = source.family.num_parameters(source.shape) / 1e6
     say(f"{source.family.name}, {size:,.1f}M parameters: {source.describe()} -> {target}, {dtype}")
 
 

@@ -106,6 +106,8 @@ def shape_of_one_rank(entry: Mapping, shape: ModelShape, size: int) -> ModelShap
     or rows that are not fused.
     """
     groups, heads = shape.num_query_groups, shape.num_attention_heads
+    if len(entry.hf) == 1:
+        return None
     if entry.split is GATED_COLUMN:
         return shape
     if entry.split is HEAD_ROWS and groups % size == 0:

@@ -17,9 +17,17 @@ from mindspeed_llm.inference.buffers import Buffers
 from mindspeed_llm.inference.cache import KeyValueCache, RotaryTable, Step
 from mindspeed_llm.inference.layer import LayerWeights, norm_function
 from mindspeed_llm.inference.one_token import OneToken
+from mindspeed_llm.models.rope_scaling import LongRope
 
 if TYPE_CHECKING:
     from mindspeed_llm.models.gpt import GPTModel
+
+# What a shape may not have beyond Megatron's config.
+_PLAIN_SHAPE = {
+    "embedding_multiplier_scale": 1.0,
+    "attn_logit_softcapping": None,
+    "output_logit_softcapping": None,
+}
 
 # Megatron config fields that change what a layer computes, and the values implemented here.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -49,6 +57,15 @@ def obstacles(model: GPTModel) -> list[str]:
         for name, plain in _PLAIN.items()
         if getattr(model.config, name, plain[0]) not in plain
     ]
+    shape = model.shape
+    found += [
+        f"{name}={getattr(shape, name)}"
+        for name, plain in _PLAIN_SHAPE.items()
+        if getattr(shape, name) != plain
+    ]
+    scaling = shape.rope_scaling
+    if scaling is not None and (isinstance(scaling, LongRope) or scaling.attention_factor != 1.0):
+        found.append(f"rotary scaling {scaling.kind}")
     if model.position_embedding_type != "rope":
         found.append(f"position embedding {model.position_embedding_type}")
     parts = {"self_attention": SelfAttention, "mlp": MLP, "cross_attention": IdentityOp}

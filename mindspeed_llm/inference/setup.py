@@ -67,7 +67,9 @@ def build_generator(cfg: Config) -> Generator:
             f"{position.world} processes hold {position.data_size} copies of the model; one "
             "copy answers, the others stay idle"
         )
-    shape = f"{model.family.name}, {model.shape.num_parameters() / 1e6:.1f} M parameters"
+    shape = (
+        f"{model.family.name}, {model.family.num_parameters(model.shape) / 1e6:.1f} M parameters"
+    )
     return Generator(engine, tokenizer, position, (f"{shape}, from {model.where}", *notes))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -14,7 +16,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mindspeed.errors import UserError
 from mindspeed_llm.models.gpt import GPTModel
 from mindspeed_llm.models.layout import PipelineLayout
+from mindspeed_llm.models.rotary import set_concentration
 from mindspeed_llm.models.shape import ModelShape, padded_query_groups
+
+_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
 
 LayerSpec: TypeAlias = ModuleSpec | Callable[[TransformerConfig], ModuleSpec]
 
@@ -32,29 +37,44 @@ def transformer_config(
     """
     virtual = layout.chunks if layout.chunks > 1 else None
     groups = padded_query_groups(shape, megatron.get("tensor_model_parallel_size", 1))
-    return TransformerConfig(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads // shape.num_query_groups * groups,
-        num_query_groups=groups,
-        kv_channels=shape.kv_channels,
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.norm_epsilon,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
-        add_qkv_bias=shape.add_qkv_bias,
-        qk_layernorm=shape.qk_layernorm,
-        params_dtype=params_dtype,
-        fp16=params_dtype == torch.float16,
-        bf16=params_dtype == torch.bfloat16,
-        pipeline_model_parallel_size=layout.pipeline_parallel,
-        pipeline_dtype=params_dtype,
-        virtual_pipeline_model_parallel_size=None if layout.uneven else virtual,
-        pipeline_model_parallel_layout=_megatron_layout(layout) if layout.uneven else None,
-        **megatron,
-    )
+    scalar = shape.query_pre_attn_scalar
+    fields = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads // shape.num_query_groups * groups,
+        "num_query_groups": groups,
+        "kv_channels": shape.kv_channels,
+        "softmax_scale": scalar**-0.5 if scalar else None,
+        "window_size": (shape.sliding_window - 1, 0) if shape.sliding_window else None,
+        "window_attn_skip_freq": 2 if shape.interleave_sliding_window else None,
+        "rotary_interleaved": shape.use_glm_rope,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": shape.norm_epsilon,
+        "layernorm_zero_centered_gamma": shape.add_rmsnorm_offset,
+        "gated_linear_unit": True,
+        "activation_func": _ACTIVATIONS[shape.activation],
+        "add_bias_linear": False,
+        "add_qkv_bias": shape.add_qkv_bias,
+        "qk_layernorm": shape.qk_layernorm,
+        "params_dtype": params_dtype,
+        "fp16": params_dtype == torch.float16,
+        "bf16": params_dtype == torch.bfloat16,
+        "pipeline_model_parallel_size": layout.pipeline_parallel,
+        "pipeline_dtype": params_dtype,
+        "virtual_pipeline_model_parallel_size": None if layout.uneven else virtual,
+        "pipeline_model_parallel_layout": _megatron_layout(layout) if layout.uneven else None,
+    }
+    if shape.activation != "silu":
+        # Megatron's fused forms are SiLU and its own approximation of GELU.
+        megatron["bias_activation_fusion"] = False
+    config = TransformerConfig(**fields, **megatron)
+    # What Megatron's config has no field for.
+    config.attn_logit_softcapping = shape.attn_logit_softcapping
+    config.post_norm = shape.post_norm
+    if shape.rope_scaling is not None:
+        set_concentration(config, shape.rope_scaling.attention_factor)
+    return config
 
 
 def _megatron_layout(layout: PipelineLayout) -> list[list[str]]:

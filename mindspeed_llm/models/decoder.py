@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mindspeed_llm.models.hf_config import Field, Fixed
+from mindspeed_llm.models.hf_config import Config, Field, Fixed
 from mindspeed_llm.models.mapping import Mapping, WeightMap
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import (
@@ -14,7 +15,7 @@ from mindspeed_llm.models.splits import (
     ROW,
     VOCAB_ROWS,
 )
-from mindspeed_llm.models.transforms import FUSE_GATE_UP, FUSE_QKV
+from mindspeed_llm.models.transforms import FUSE_GATE_UP, FUSE_QKV, REGROUP_QKV, RENAME
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
@@ -34,6 +35,16 @@ HEAD_DIM = Field("head_dim", "kv_channels")
 SILU = Fixed("hidden_act", ("silu",))
 NO_SLIDING_WINDOW = (Fixed("use_sliding_window", (False,)),)
 
+
+def sliding_window(default: int | None = None) -> Field:
+    """The width of the attention window; one that no sequence reaches is none."""
+
+    def read(window: int | None, config: Config) -> int | None:
+        return window if window and window < config["max_position_embeddings"] else None
+
+    return Field("sliding_window", "sliding_window", default=default, read=read, nullable=True)
+
+
 _LAYER = "decoder.layers.*."
 _HF_LAYER = "model.layers.*."
 
@@ -50,10 +61,22 @@ def _qkv_rows(shape: ModelShape) -> int:
     return shape.query_size + 2 * shape.kv_size
 
 
-def weight_map(shape: ModelShape) -> WeightMap:
-    """The table of a pre-norm decoder with fused QKV and gated MLP on Megatron's side.
+@dataclass(frozen=True)
+class HfNames:
+    """Hugging Face's names within a layer, where families differ; one qkv name if it is fused."""
 
-    QKV biases, query/key norms and a separate output layer appear if the shape has them.
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    pre_mlp_layernorm: str = "post_attention_layernorm"
+    post_attn_norm: str = ""
+    post_mlp_layernorm: str = ""
+
+
+def weight_map(shape: ModelShape, names: HfNames = HfNames()) -> WeightMap:
+    """The table of a decoder with fused QKV and gated MLP on Megatron's side.
+
+    QKV biases, query/key norms, norms of outputs and a separate output layer appear if the shape
+    has them.
     """
     table = Mapping(
         "embedding.word_embeddings.weight",
@@ -61,58 +84,6 @@ def weight_map(shape: ModelShape) -> WeightMap:
         lambda s: (s.vocab_size, s.hidden_size),
         split=VOCAB_ROWS,
     )
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    layers = [
-        _layer("input_layernorm.weight", ("input_layernorm.weight",), _hidden),
-        _layer(
-            "self_attention.linear_qkv.weight",
-            tuple(f"{name}.weight" for name in qkv),
-            lambda s: (_qkv_rows(s), s.hidden_size),
-            transform=FUSE_QKV,
-            split=HEAD_ROWS,
-        ),
-    ]
-    if shape.add_qkv_bias:
-        layers.append(
-            _layer(
-                "self_attention.linear_qkv.bias",
-                tuple(f"{name}.bias" for name in qkv),
-                lambda s: (_qkv_rows(s),),
-                transform=FUSE_QKV,
-                split=HEAD_ROWS,
-            )
-        )
-    if shape.qk_layernorm:
-        layers += [
-            _layer(
-                f"self_attention.{letter}_layernorm.weight",
-                (f"self_attn.{letter}_norm.weight",),
-                lambda s: (s.kv_channels,),
-            )
-            for letter in "qk"
-        ]
-    layers += [
-        _layer(
-            "self_attention.linear_proj.weight",
-            ("self_attn.o_proj.weight",),
-            lambda s: (s.hidden_size, s.query_size),
-            split=HEAD_COLUMNS,
-        ),
-        _layer("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), _hidden),
-        _layer(
-            "mlp.linear_fc1.weight",
-            ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-            lambda s: (2 * s.ffn_hidden_size, s.hidden_size),
-            transform=FUSE_GATE_UP,
-            split=GATED_COLUMN,
-        ),
-        _layer(
-            "mlp.linear_fc2.weight",
-            ("mlp.down_proj.weight",),
-            lambda s: (s.hidden_size, s.ffn_hidden_size),
-            split=ROW,
-        ),
-    ]
     end = [Mapping("decoder.final_layernorm.weight", ("model.norm.weight",), _hidden)]
     if not shape.tied:
         end.append(
@@ -123,7 +94,76 @@ def weight_map(shape: ModelShape) -> WeightMap:
                 split=VOCAB_ROWS,
             )
         )
-    return WeightMap((table, *layers, *end))
+    layer = (*norm_entries(shape, names), *attention_entries(shape, names), *mlp_entries(names))
+    return WeightMap((table, *layer, *end))
+
+
+def norm_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
+    """The norms around attention and MLP."""
+    norms = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": names.pre_mlp_layernorm}
+    if shape.post_norm:
+        norms["post_attn_norm"] = names.post_attn_norm
+        norms["post_mlp_layernorm"] = names.post_mlp_layernorm
+    return [_layer(f"{ours}.weight", (f"{hf}.weight",), _hidden) for ours, hf in norms.items()]
+
+
+def attention_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
+    """Attention with grouped heads."""
+    fuse = FUSE_QKV if len(names.qkv) == 3 else REGROUP_QKV
+    entries = [
+        _layer(
+            "self_attention.linear_qkv.weight",
+            tuple(f"{name}.weight" for name in names.qkv),
+            lambda s: (_qkv_rows(s), s.hidden_size),
+            transform=fuse,
+            split=HEAD_ROWS,
+        ),
+        _layer(
+            "self_attention.linear_proj.weight",
+            ("self_attn.o_proj.weight",),
+            lambda s: (s.hidden_size, s.query_size),
+            split=HEAD_COLUMNS,
+        ),
+    ]
+    if shape.add_qkv_bias:
+        entries.append(
+            _layer(
+                "self_attention.linear_qkv.bias",
+                tuple(f"{name}.bias" for name in names.qkv),
+                lambda s: (_qkv_rows(s),),
+                transform=fuse,
+                split=HEAD_ROWS,
+            )
+        )
+    if shape.qk_layernorm:
+        entries += [
+            _layer(
+                f"self_attention.{letter}_layernorm.weight",
+                (f"self_attn.{letter}_norm.weight",),
+                lambda s: (s.kv_channels,),
+            )
+            for letter in "qk"
+        ]
+    return entries
+
+
+def mlp_entries(names: HfNames) -> list[Mapping]:
+    """The gated MLP."""
+    return [
+        _layer(
+            "mlp.linear_fc1.weight",
+            tuple(f"{name}.weight" for name in names.gate_up),
+            lambda s: (2 * s.ffn_hidden_size, s.hidden_size),
+            transform=FUSE_GATE_UP if len(names.gate_up) == 2 else RENAME,
+            split=GATED_COLUMN,
+        ),
+        _layer(
+            "mlp.linear_fc2.weight",
+            ("mlp.down_proj.weight",),
+            lambda s: (s.hidden_size, s.ffn_hidden_size),
+            split=ROW,
+        ),
+    ]
 
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
@@ -156,19 +196,22 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
             k_layernorm=qk_norm,
         ),
     )
-    return ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
-            self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=get_mlp_module_spec_for_backend(backend=backend),
-            mlp_bda=get_bias_dropout_add,
-            # torch_dist checkpoints use the names of Megatron's fused norm + linear layers.
-            sharded_state_dict_keys_map={
-                "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-                "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-            },
-        ),
-    )
+    layer = {
+        "input_layernorm": norm,
+        "self_attention": attention,
+        "self_attn_bda": get_bias_dropout_add,
+        "pre_mlp_layernorm": norm,
+        "mlp": get_mlp_module_spec_for_backend(backend=backend),
+        "mlp_bda": get_bias_dropout_add,
+        # torch_dist checkpoints use the names of Megatron's fused norm + linear layers.
+        "sharded_state_dict_keys_map": {
+            "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+            "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+        },
+    }
+    if not getattr(config, "post_norm", False):
+        return ModuleSpec(TransformerLayer, submodules=TransformerLayerSubmodules(**layer))
+    from mindspeed_llm.models.sandwich import SandwichLayer, SandwichLayerSubmodules
+
+    norms = {"post_attn_norm": norm, "post_mlp_layernorm": norm}
+    return ModuleSpec(SandwichLayer, submodules=SandwichLayerSubmodules(**layer, **norms))

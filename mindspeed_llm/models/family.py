@@ -38,6 +38,10 @@ class Family:
     aliases: tuple[str, ...] = ()
     also_reads: tuple[str, ...] = field(default=())
 
+    def num_parameters(self, shape: ModelShape) -> int:
+        """Number of weights, a tied table counted once."""
+        return self.weights(shape).num_parameters(shape)
+
     def hf_config(self, shape: ModelShape, dtype: str) -> dict[str, Any]:
         """A fresh ``config.json`` for a model that came from no Hugging Face folder.
 

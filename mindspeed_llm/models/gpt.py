@@ -2,14 +2,14 @@
 
 ``GPTModel`` differs from Megatron's only in
 
-- rotary frequencies: any ``llama3`` scaling parameters (Megatron fixes three of the four);
+- rotary frequencies: every scaling of :mod:`mindspeed_llm.models.rope_scaling`;
+- factors of the embedding, and soft-capped logits;
 - the loss: computed from the hidden states in chunks of tokens, so that the fp32 logits of a
   whole batch never exist, and without the rows that only pad the vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from megatron.core.dist_checkpointing import ShardedTensor
@@ -17,7 +17,9 @@ from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from torch import Tensor
 
 from mindspeed.ops.linear_cross_entropy import linear_cross_entropy
-from mindspeed_llm.models.shape import ModelShape, RopeScaling
+from mindspeed.ops.soft_cap import soft_cap
+from mindspeed_llm.models.rotary import ScaledRotaryEmbedding
+from mindspeed_llm.models.shape import ModelShape
 
 
 class GPTModel(MegatronGPTModel):
@@ -31,9 +33,21 @@ class GPTModel(MegatronGPTModel):
     def __init__(self, shape: ModelShape, **kwargs) -> None:
         super().__init__(**kwargs)
         self.shape = shape
-        if shape.rope_scaling is not None:
-            rope = self.rotary_pos_emb
-            rope.inv_freq = scale_frequencies(rope.inv_freq, shape.rope_scaling)
+        if shape.rope_scaling is not None and shape.latent is None:
+            self.rotary_pos_emb = ScaledRotaryEmbedding(
+                shape.rope_scaling,
+                shape.rotary_base,
+                kv_channels=shape.kv_channels,
+                rotary_percent=shape.rotary_percent,
+                rotary_interleaved=shape.use_glm_rope,
+                use_cpu_initialization=self.config.use_cpu_initialization,
+            )
+        if self.pre_process and shape.embedding_multiplier_scale != 1.0:
+            self.embedding.register_forward_hook(self._scale_embedding)
+
+    def _scale_embedding(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
+        # The factor is rounded to the model's type, as transformers does.
+        return output * output.new_tensor(self.shape.embedding_multiplier_scale)
 
     def _postprocess(self, hidden_states: Tensor, *args, labels: Tensor | None = None, **kwargs):
         """Hidden states ``[s, b, h]`` to per-token losses ``[b, s]``, or to logits ``[b, s, v]``.
@@ -41,7 +55,9 @@ class GPTModel(MegatronGPTModel):
         Logits keep the padded vocabulary; see :meth:`real_logits`.
         """
         if not self.post_process or labels is None:
-            return super()._postprocess(hidden_states, *args, labels=labels, **kwargs)
+            out = super()._postprocess(hidden_states, *args, labels=labels, **kwargs)
+            cap = self.shape.output_logit_softcapping
+            return soft_cap(out, cap) if self.post_process and cap else out
         return linear_cross_entropy(
             hidden_states,
             self.output_weight(),
@@ -49,6 +65,7 @@ class GPTModel(MegatronGPTModel):
             vocab_size=self.shape.vocab_size,
             tp_group=self.pg_collection.tp,
             sequence_parallel=self.config.sequence_parallel,
+            softcap=self.shape.output_logit_softcapping,
         )
 
     def sharded_state_dict(self, *args, **kwargs) -> dict[str, Any]:
@@ -68,15 +85,3 @@ class GPTModel(MegatronGPTModel):
         if self.share_embeddings_and_output_weights:
             return self.shared_embedding_or_output_weight()
         return self.output_layer.weight
-
-
-def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3's rotary scaling of inverse frequencies ``[d/2]``.
-
-    Slow components (long wavelengths) are divided by ``factor``, fast ones kept, the band
-    between mixed linearly, as in Hugging Face's ``rope_type: llama3``.
-    """
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

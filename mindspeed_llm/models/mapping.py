@@ -1,15 +1,17 @@
 """The weight map: one table per family that serves every direction.
 
 An entry is (Megatron name, Hugging Face name(s), transform, split). ``*`` in a name stands for
-the global layer index, on both sides. From the same entries come HF to Megatron, Megatron to HF,
-resharding, direct loading into a live model, and the list of names that must exist.
+the global layer index and ``#`` for the global expert index, on both sides. From the same entries
+come HF to Megatron, Megatron to HF, resharding, direct loading into a live model, and the list of
+names that must exist.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -21,14 +23,20 @@ from mindspeed_llm.models.transforms import RENAME, Transform
 Dims = Callable[[ModelShape], tuple[int, ...]]
 
 
+def _every_layer(shape: ModelShape, layer: int) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Mapping:
-    """One entry of a weight map; a pattern if its names contain ``*``.
+    """One entry of a weight map; a pattern if its names contain ``*`` or ``#``.
 
     Attributes:
         megatron: Megatron's parameter name, layers counted globally.
         hf: Hugging Face name or names, in the order that ``transform`` takes them.
         dims: size of the full Megatron tensor, without vocabulary padding.
+        layers: in which layers of a shape a pattern exists.
+        expert: the expert that a concrete entry belongs to; None outside the routed experts.
     """
 
     megatron: str
@@ -36,15 +44,26 @@ class Mapping:
     dims: Dims
     transform: Transform = RENAME
     split: Split = REPLICATED
+    layers: Callable[[ModelShape, int], bool] = _every_layer
+    expert: int | None = None
 
-    def at_layer(self, layer: int) -> Mapping:
-        """The entry for one layer."""
-        return Mapping(
-            self.megatron.replace("*", str(layer)),
-            tuple(name.replace("*", str(layer)) for name in self.hf),
-            self.dims,
-            self.transform,
-            self.split,
+    def at_layer(self, shape: ModelShape, layer: int) -> Iterator[Mapping]:
+        """The entries of one layer: none, one, or one for each expert."""
+        if not self.layers(shape, layer):
+            return
+        entry = self._filled("*", layer)
+        if "#" not in entry.megatron:
+            yield entry
+            return
+        assert shape.experts is not None
+        for expert in range(shape.experts.num_experts):
+            yield replace(entry._filled("#", expert), expert=expert)
+
+    def _filled(self, mark: str, index: int) -> Mapping:
+        return replace(
+            self,
+            megatron=self.megatron.replace(mark, str(index)),
+            hf=tuple(name.replace(mark, str(index)) for name in self.hf),
         )
 
     def hf_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -80,10 +99,15 @@ class WeightMap:
                 pending.append(entry)
                 continue
             for layer in range(shape.num_layers if pending else 0):
-                yield from (pattern.at_layer(layer) for pattern in pending)
+                for pattern in pending:
+                    yield from pattern.at_layer(shape, layer)
             pending = []
             if entry is not None:
                 yield entry
+
+    def num_parameters(self, shape: ModelShape) -> int:
+        """Number of weights, a tied table counted once."""
+        return sum(prod(entry.dims(shape)) for entry in self.expand(shape))
 
     def by_megatron_name(self, shape: ModelShape) -> dict[str, Mapping]:
         """Concrete entries keyed by Megatron's name."""

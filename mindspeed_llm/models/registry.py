@@ -13,19 +13,23 @@ from typing import Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.models.family import Family
+from mindspeed_llm.models.gemma2 import GEMMA2
+from mindspeed_llm.models.glm4 import GLM4
 from mindspeed_llm.models.llama import LLAMA
+from mindspeed_llm.models.mistral import MISTRAL
+from mindspeed_llm.models.phi3 import PHI3
 from mindspeed_llm.models.qwen2 import QWEN2
 from mindspeed_llm.models.qwen3 import QWEN3
+from mindspeed_llm.models.seed_oss import SEED_OSS
 from mindspeed_llm.models.shape import ModelShape
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN2, QWEN3)
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN2, QWEN3, MISTRAL, SEED_OSS, PHI3, GLM4, GEMMA2)
 
 # Names that users of the field may give and that have no family file yet.
 NOT_YET = frozenset(
     """
-    qwen3-moe qwen3-next qwen2-moe mixtral mistral magistral gemma gemma2 glm4 glm4_9b glm4_32b
-    glm45 glm45-air glm5 deepseek2 deepseek2-lite deepseek3 deepseek32 deepseek4 phi3.5 phi3.5-moe
-    seed-oss mamba2 plm bailing_mini longcat minimax_m2 gpt-oss
+    qwen3-moe qwen3-next qwen2-moe mixtral gemma glm45 glm45-air glm5 deepseek2 deepseek2-lite
+    deepseek3 deepseek32 deepseek4 phi3.5-moe mamba2 plm bailing_mini longcat minimax_m2 gpt-oss
     """.split()
 )
 
@@ -85,6 +89,8 @@ def family_of_hf_config(config: Mapping[str, Any], where: str = "config.json") -
 
 def family_of_shape(shape: ModelShape) -> Family:
     """The family whose structure a shape has, when no name and no ``config.json`` is given."""
+    if shape.post_norm:
+        return GLM4 if shape.use_glm_rope else GEMMA2
     if shape.qk_layernorm:
         return QWEN3
     return QWEN2 if shape.add_qkv_bias else LLAMA

@@ -70,6 +70,18 @@ class FuseQkv(Transform):
         return tuple(list(parts[i::3]) for i in range(3))
 
 
+class RegroupQkv(Transform):
+    """One projection with all q, then all k, then all v rows, to Megatron's groups."""
+
+    def forward_rows(self, shape: ModelShape, tensors: tuple[Tensor, ...]) -> Rows:
+        (fused,) = tensors
+        parts = fused.split([shape.query_size, shape.kv_size, shape.kv_size])
+        return FUSE_QKV.forward_rows(shape, parts)
+
+    def inverse_rows(self, shape: ModelShape, tensor: Tensor) -> tuple[Rows, ...]:
+        return ([row for rows in FUSE_QKV.inverse_rows(shape, tensor) for row in rows],)
+
+
 class FuseGateUp(Transform):
     """Separate gate and up projections to one tensor: all gate rows, then all up rows."""
 
@@ -87,4 +99,5 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
 
 RENAME = Rename()
 FUSE_QKV = FuseQkv()
+REGROUP_QKV = RegroupQkv()
 FUSE_GATE_UP = FuseGateUp()

@@ -159,12 +159,13 @@ def _announce(run: Run, lines: list[str]) -> None:
     from mindspeed.ops import dispatch
 
     cfg, at, shape = run.cfg, run.position, run.model.shape
+    millions = run.model.family.num_parameters(shape) / 1e6
     backend = cfg.parallel.distributed_backend
     block = [
         f"device    {at.device.name} ({at.device.reason}), {torch.get_num_threads()} threads",
         f"layout    {at.describe()}",
         f"          layers per stage {run.layout.describe()}",
-        f"model     {run.model.family.name}, {shape.num_parameters() / 1e6:.1f} M parameters, "
+        f"model     {run.model.family.name}, {millions:.1f} M parameters, "
         f"shape from {run.model.where}",
         f"vocab     {shape.vocab_size} rows, padded to {run.padded_vocab_size}; padding takes no "
         "part in the loss",

@@ -1,0 +1,116 @@
+"""One tiny model of each family: the published ``config.json``, with small sizes in it.
+
+Every setting that a family's own models have and that changes a number is there (head sizes,
+biases, windows, caps, rotary shares and scalings), so that a test over this table meets it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+VOCAB = 131
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 3.0,
+    "original_max_position_embeddings": 16,
+}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "rope_parameters": _LLAMA3},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_dim": 24},
+    "mistral": {"model_type": "mistral", "head_dim": 24, "sliding_window": None},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 12},
+    "seed-oss": {"model_type": "seed_oss", "head_dim": 24, "attention_bias": True},
+    "phi3.5": {
+        "model_type": "phi3",
+        "num_key_value_heads": 4,
+        "original_max_position_embeddings": 64,
+        "sliding_window": 2047,
+        "rope_scaling": _LONGROPE,
+    },
+    "phi3.5-long": {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 24,
+        "sliding_window": 20,
+        "rope_scaling": _LONGROPE,
+    },
+    "glm4_9b": {
+        "model_type": "glm4",
+        "head_dim": 24,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "glm4_32b": {
+        "model_type": "glm4",
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+    },
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 24,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 12,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def tiny_config(name: str, **changes: Any) -> Any:
+    """The ``transformers`` configuration of a tiny model of this table."""
+    from transformers import AutoConfig
+
+    values = {**_SIZES, **CONFIGS[name], **changes}
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+def write_tiny_hf(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
+    """A tiny model with random weights, saved by ``transformers``.
+
+    Norm weights are not 1, biases not 0, and matrices are large enough for caps to matter.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(tiny_config(name, **changes))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
+                # Gemma's weights are offsets from 1.
+                center = 0.0 if name.startswith("gemma") else 1.0
+                parameter.copy_(center + 0.3 * torch.randn_like(parameter))
+            elif parameter_name.endswith("bias"):
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(3.0)
+    model.save_pretrained(folder)
+    return folder
