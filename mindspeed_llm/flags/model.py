@@ -72,8 +72,7 @@ class ModelFlags(Group):
     rotary_percent: float = flag(1.0, "Share of each head that is rotated.", above=0, at_most=1)
     rotary_interleaved: bool = flag(
         False,
-        "Rotate neighbouring pairs of channels instead of the two halves.",
-        effect=unsupported("interleaved rotary pairs"),
+        "Rotate neighbouring pairs of channels instead of the two halves (see --use-glm-rope).",
     )
     rotary_seq_len_interpolation_factor: int | None = flag(
         None,
@@ -85,41 +84,40 @@ class ModelFlags(Group):
     rope_scaling_type: str | None = flag(
         None,
         "Kind of rotary scaling; llama3 is the same as --use-rope-scaling.",
-        choices=("llama3",),
-        refused={
-            "yarn": "YaRN rotary scaling",
-            "longrope": "LongRoPE",
-            "plm": "PLM rotary scaling",
-        },
+        choices=("llama3", "yarn", "longrope"),
+        refused={"plm": "PLM rotary scaling"},
     )
     low_freq_factor: float | None = flag(None, "llama3 scaling: low-frequency factor.", above=0)
     high_freq_factor: float | None = flag(None, "llama3 scaling: high-frequency factor.", above=0)
     original_max_position_embeddings: int | None = flag(
-        None, "llama3 scaling: positions of the model before it was stretched.", at_least=1
+        None, "llama3, longrope: positions of the model before it was stretched.", at_least=1
     )
     use_glm_rope: bool = flag(
-        False, "GLM's rotary form (interleaved pairs).", effect=unsupported("GLM-4 family")
+        False, "GLM's rotary form: neighbouring pairs of channels (with --rotary-percent 0.5)."
     )
     dynamic_factor: float = flag(
-        1.0, "Factor of dynamic scaling.", effect=part_of("rope_scaling_type")
+        1.0, "Factor of dynamic scaling.", effect=unsupported("dynamic rotary scaling")
     )
     longrope_freqs_type: str = flag(
         "mul",
         "LongRoPE: how frequencies combine.",
-        choices=("mul", "outer"),
+        choices=("mul",),
+        refused={"outer": "LongRoPE by outer product"},
         effect=part_of("rope_scaling_type"),
     )
     long_factor: str | None = flag(
-        None, "LongRoPE factors of long texts.", effect=part_of("rope_scaling_type")
+        None,
+        "LongRoPE: divisors of the frequencies of long texts, with commas between.",
+        effect=part_of("rope_scaling_type"),
     )
     short_factor: str | None = flag(
-        None, "LongRoPE factors of short texts.", effect=part_of("rope_scaling_type")
+        None, "LongRoPE: those of short texts.", effect=part_of("rope_scaling_type")
     )
     long_mscale: float | None = flag(
-        None, "LongRoPE scale of long texts.", effect=part_of("rope_scaling_type")
+        None, "LongRoPE scale of long texts.", effect=unsupported("LongRoPE scales of its own")
     )
     short_mscale: float | None = flag(
-        None, "LongRoPE scale of short texts.", effect=part_of("rope_scaling_type")
+        None, "LongRoPE scale of short texts.", effect=unsupported("LongRoPE scales of its own")
     )
     rope_scaling_original_max_position_embeddings: int | None = flag(
         None, "YaRN: positions before stretching.", effect=part_of("rope_scaling_type")
@@ -206,41 +204,26 @@ class ModelFlags(Group):
         refused={"transformer_engine": "TransformerEngine modules"},
     )
 
-    # Families to come
-    post_norm: bool = flag(
-        False,
-        "Also normalise the outputs of attention and MLP.",
-        effect=unsupported("sandwich norms (Gemma 2, GLM-4)"),
-    )
-    add_rmsnorm_offset: bool = flag(
-        False, "RMSNorm weights around zero.", effect=unsupported("RMSNorm offset (Gemma)")
-    )
+    # Parts that some families have
+    post_norm: bool = flag(False, "Also normalise the outputs of attention and MLP.")
+    add_rmsnorm_offset: bool = flag(False, "Norms scale by 1 + weight.")
     layernorm_zero_centered_gamma: bool = flag(
-        False,
-        "LayerNorm weights around zero.",
-        spellings=("--apply-layernorm-1p",),
-        effect=unsupported("zero-centred norm weights"),
+        False, "The same, by Megatron's name.", spellings=("--apply-layernorm-1p",)
     )
-    geglu: bool = flag(False, "Gated GELU MLP.", effect=unsupported("gated GELU"))
-    gelu_tanh: bool = flag(False, "tanh form of GELU.", effect=unsupported("tanh GELU"))
+    geglu: bool = flag(False, "GELU (tanh form) instead of SiLU in the gated MLP.")
+    gelu_tanh: bool = flag(False, "The same.")
     quick_geglu: bool = flag(False, "Gated quick GELU.", effect=unsupported("gated quick GELU"))
     squared_relu: bool = flag(False, "Squared ReLU MLP.", effect=unsupported("squared ReLU"))
     openai_gelu: bool = flag(False, "OpenAI's GELU.", effect=unsupported("OpenAI GELU"))
     query_pre_attn_scalar: int | None = flag(
-        None, "Scale scores by this instead of the head size.", effect=unsupported("Gemma 2")
+        None, "Scale scores by the root of this instead of the head size.", at_least=1
     )
     attn_logit_softcapping: float | None = flag(
-        None, "Cap of attention scores.", effect=unsupported("score soft-capping (Gemma 2)")
+        None, "Soft-cap attention scores: cap x tanh(score / cap).", above=0
     )
-    output_logit_softcapping: float | None = flag(
-        None, "Cap of output logits.", effect=unsupported("logit soft-capping (Gemma 2)")
-    )
-    input_embeds_norm: bool = flag(
-        False, "Scale the embedding by sqrt(hidden).", effect=unsupported("scaled embeddings")
-    )
-    embedding_multiplier_scale: float = flag(
-        1.0, "Factor of the embedding.", effect=unsupported("embedding multiplier")
-    )
+    output_logit_softcapping: float | None = flag(None, "Soft-cap the logits.", above=0)
+    input_embeds_norm: bool = flag(False, "Multiply the embedding by sqrt(hidden size).")
+    embedding_multiplier_scale: float = flag(1.0, "Factor of the embedding.", above=0)
     output_multiplier_scale: float | None = flag(
         None, "Factor of the logits.", effect=unsupported("output multiplier", 1.0)
     )
@@ -254,12 +237,10 @@ class ModelFlags(Group):
         None, "MiniCPM logit factor.", effect=unsupported("MiniCPM family")
     )
     sliding_window: int | None = flag(
-        None, "Width of the attention window.", effect=unsupported("sliding-window attention")
+        None, "How many tokens back attention sees, itself included.", at_least=1
     )
     interleave_sliding_window: int | None = flag(
-        None,
-        "Width of the window of every second layer.",
-        effect=unsupported("sliding-window attention"),
+        None, "The same in the first, third, ... layer only.", at_least=1
     )
     cla_share_factor: int = flag(
         1, "Layers that share keys and values.", effect=unsupported("cross-layer attention")

@@ -100,6 +100,7 @@ def from_flags(flags: Flags, vocab_size: int | None = None, seq_length: int | No
         "activation": "gelu_tanh" if flags.get("geglu") or flags.get("gelu_tanh") else "silu",
         "sliding_window": flags.get("interleave_sliding_window") or flags.get("sliding_window"),
         "interleave_sliding_window": bool(flags.get("interleave_sliding_window")),
+        "embedding_multiplier_scale": _embedding_scale(flags, hidden),
         "use_glm_rope": bool(flags.get("use_glm_rope") or flags.get("rotary_interleaved")),
         "add_rmsnorm_offset": bool(
             flags.get("add_rmsnorm_offset") or flags.get("layernorm_zero_centered_gamma")
@@ -117,6 +118,12 @@ def from_flags(flags: Flags, vocab_size: int | None = None, seq_length: int | No
 def _default_ffn(hidden_size: int) -> int:
     """Megatron's rule for a gated MLP: 8/3 of the hidden size, in steps of 64."""
     return int(4 * hidden_size * 2 / 3) // 64 * 64
+
+
+def _embedding_scale(flags: Flags, hidden_size: int) -> float:
+    if flags.get("input_embeds_norm"):
+        return hidden_size**0.5
+    return flags.get("embedding_multiplier_scale") or 1.0
 
 
 def _groups(flags: Flags, heads: int) -> int:

@@ -204,8 +204,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[str, ...]] = {
-    "glm4 pretrain": ("--post-norm", "--use-glm-rope"),
-    "glm4 generate": ("--post-norm", "--use-glm-rope"),
     "qwen3 instruction data": ("--enable-thinking true", "--prompt-type qwen3"),
     "qwen3 lora mcore2hf": (
         "--lora-load ./ckpt/qwen3_lora",

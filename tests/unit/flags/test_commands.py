@@ -12,6 +12,8 @@ import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.flags import Config, parse, validate
+from mindspeed_llm.model_source import resolve_model
+from mindspeed_llm.models.registry import get_family
 
 from .commands import COMMANDS, GLM4_9B_PRETRAIN, QWEN3_8B_GENERATE, QWEN3_8B_PRETRAIN, REFUSED
 
@@ -40,9 +42,8 @@ def test_command_is_refused_by_name(name):
     assert sorted(line.split(" needs ")[0].strip() for line in lines) == sorted(REFUSED[name])
 
 
-def test_glm4_script_without_its_missing_features_has_the_meant_values():
-    command = GLM4_9B_PRETRAIN.replace("--post-norm", "").replace("--use-glm-rope", "")
-    config = parse("pretrain", words(command))
+def test_glm4_script_has_the_meant_values():
+    config = parse("pretrain", words(GLM4_9B_PRETRAIN))
     model, training, optimizer = config.model, config.training, config.optimizer
     assert model.spec == ("mindspeed_llm.tasks.models.spec.gemma2_spec", "layer_spec")
     assert (model.add_bias_linear, model.add_qkv_bias, model.swiglu) == (False, True, True)
@@ -56,6 +57,35 @@ def test_glm4_script_without_its_missing_features_has_the_meant_values():
     assert (training.eval_iters, config.checkpoint.ckpt_format) == (0, "torch")
     derived = validate(config, world_size=8)
     assert (derived.data_parallel_size, derived.num_microbatches) == (1, 64)
+
+
+# The published config.json of GLM-4-9B-0414.
+GLM4_9B_CONFIG = {
+    "architectures": ["Glm4ForCausalLM"],
+    "model_type": "glm4",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-05,
+    "vocab_size": 151552,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+
+
+def test_glm4_flags_alone_mean_the_model_of_its_config():
+    config = parse("pretrain", words(GLM4_9B_PRETRAIN))
+    model = resolve_model(config, load=None)
+    published = get_family("glm4_9b").config.to_shape(GLM4_9B_CONFIG)
+    assert model.family is get_family("glm4_9b")
+    assert model.shape == dataclasses.replace(published, max_position_embeddings=8192)
 
 
 def test_qwen3_script_reports_what_has_no_effect_here():
