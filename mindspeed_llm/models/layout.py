@@ -16,9 +16,10 @@ class PipelineLayout:
     """Global layer indices per stage and, within a stage, per model chunk (virtual stage).
 
     ``stages[pp][chunk]`` lists the layers in order; without virtual stages there is one chunk.
+    None stands for a no-op layer: it takes a place, but is no layer of the model.
     """
 
-    stages: tuple[tuple[tuple[int, ...], ...], ...]
+    stages: tuple[tuple[tuple[int | None, ...], ...], ...]
 
     @property
     def pipeline_parallel(self) -> int:
@@ -34,6 +35,21 @@ class PipelineLayout:
     def uneven(self) -> bool:
         """Whether some chunks hold more layers than others."""
         return len({len(chunk) for stage in self.stages for chunk in stage}) > 1
+
+    @property
+    def places(self) -> list[int | None]:
+        """All layers in the order in which they are computed, None for each no-op layer."""
+        return [
+            layer
+            for chunk in range(self.chunks)
+            for stage in self.stages
+            for layer in stage[chunk]
+        ]
+
+    @property
+    def noop_layers(self) -> tuple[int, ...]:
+        """Places of the no-op layers, counted over all layers and themselves."""
+        return tuple(place for place, layer in enumerate(self.places) if layer is None)
 
     def locate(self, layer: int) -> tuple[int, int, int]:
         """(stage, chunk, index within the chunk) of a global layer."""
@@ -66,12 +82,26 @@ class PipelineLayout:
         pipeline_parallel: int = 1,
         layers_per_virtual_stage: int | None = None,
         num_layer_list: tuple[int, ...] | None = None,
+        noop_layers: tuple[int, ...] = (),
     ) -> PipelineLayout:
         """Lay ``num_layers`` out as the flags of the same meaning ask.
+
+        Args:
+            num_layers: layers of the model, without no-op layers.
+            noop_layers: places of no-op layers, counted over the layers and themselves.
 
         Raises:
             UserError: when the layers do not divide, or a list does not fit.
         """
+        if noop_layers:
+            if num_layer_list is not None:
+                raise UserError(
+                    "--num-layer-list and --noop-layers exclude each other: uneven stages need no "
+                    "no-op layers; leave one out"
+                )
+            total = num_layers + len(noop_layers)
+            layout = cls.build(total, pipeline_parallel, layers_per_virtual_stage)
+            return layout._with_noop_layers(noop_layers)
         if num_layer_list is not None:
             if layers_per_virtual_stage is not None:
                 raise UserError(
@@ -94,6 +124,28 @@ class PipelineLayout:
                 "virtual pipeline stages need --pipeline-model-parallel-size greater than 1"
             )
         return cls(_interleaved(num_layers, pipeline_parallel, per_chunk))
+
+    def _with_noop_layers(self, noop_layers: tuple[int, ...]) -> PipelineLayout:
+        """The same places, some of them without a layer, and the layers counted anew."""
+        total = len(self.places)
+        listed = ",".join(map(str, noop_layers))
+        if len(set(noop_layers)) != len(noop_layers) or not set(noop_layers) <= set(range(total)):
+            raise UserError(
+                f"--noop-layers {listed}: places must differ and lie between 0 and {total - 1} "
+                f"({total - len(noop_layers)} layers and {len(noop_layers)} no-op layers)"
+            )
+        layers = iter(range(total))
+        number = {place: next(layers) for place in range(total) if place not in noop_layers}
+        stages = tuple(
+            tuple(tuple(number.get(place) for place in chunk) for chunk in stage)
+            for stage in self.stages
+        )
+        if any(set(chunk) == {None} for stage in stages for chunk in stage):
+            raise UserError(
+                f"--noop-layers {listed} leaves a pipeline stage without a layer; spread them over "
+                "the stages"
+            )
+        return PipelineLayout(stages)
 
 
 def _from_list(

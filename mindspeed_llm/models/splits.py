@@ -18,6 +18,26 @@ from mindspeed_llm.models.shape import ModelShape, padded_query_groups
 
 
 @dataclass(frozen=True)
+class ExpertParallel:
+    """A position among the ranks that share the routed experts.
+
+    Attributes:
+        rank, size: which of ``size`` equal runs of neighbouring experts is here.
+        tensor_rank, tensor_size: which part of each of them is here.
+    """
+
+    rank: int
+    size: int
+    tensor_rank: int
+    tensor_size: int
+
+    def holds(self, expert: int, num_experts: int) -> int | None:
+        """Index of ``expert`` among the experts here; None if it is elsewhere."""
+        here = num_experts // self.size
+        return expert - self.rank * here if expert // here == self.rank else None
+
+
+@dataclass(frozen=True)
 class TensorParallel:
     """A position in a tensor-parallel layout, and what the layout rounds up.
 
@@ -25,6 +45,7 @@ class TensorParallel:
         padded_vocab_size: rows of the embedding table over all ranks.
         query_groups, padded_query_groups: key/value heads of the model, and with those added so
             that they divide (:func:`mindspeed_llm.models.shape.padded_query_groups`).
+        experts: where this rank stands for the routed experts; None: it has its part of each.
     """
 
     rank: int
@@ -32,16 +53,31 @@ class TensorParallel:
     padded_vocab_size: int
     query_groups: int
     padded_query_groups: int
+    experts: ExpertParallel | None = None
 
     @classmethod
-    def of(cls, shape: ModelShape, rank: int, size: int, padded_vocab_size: int) -> TensorParallel:
+    def of(
+        cls,
+        shape: ModelShape,
+        rank: int,
+        size: int,
+        padded_vocab_size: int,
+        experts: ExpertParallel | None = None,
+    ) -> TensorParallel:
         """The position of ``rank`` among ``size`` ranks that share a model of this shape."""
         groups = shape.num_query_groups
-        return cls(rank, size, padded_vocab_size, groups, padded_query_groups(shape, size))
+        padded = padded_query_groups(shape, size)
+        return cls(rank, size, padded_vocab_size, groups, padded, experts)
+
+    def within_expert(self) -> TensorParallel:
+        """The position among the ranks that share one routed expert."""
+        if self.experts is None:
+            return self
+        return replace(self, rank=self.experts.tensor_rank, size=self.experts.tensor_size)
 
     def same_layout(self, other: TensorParallel) -> bool:
-        """Whether both are positions of one layout."""
-        return replace(self, rank=0) == replace(other, rank=0)
+        """Whether what ranks share is cut in the same way at both positions."""
+        return replace(self, rank=0, experts=None) == replace(other, rank=0, experts=None)
 
 
 class Split(Protocol):
