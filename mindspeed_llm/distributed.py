@@ -17,7 +17,7 @@ import mindspeed.megatron_adaptor  # noqa: F401  (before megatron.core is used)
 from mindspeed.device import Device, get_device, local_rank
 from mindspeed_llm.launch import is_rank
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import TensorParallel
+from mindspeed_llm.models.splits import ExpertParallel, TensorParallel
 
 # Megatron-Core calls torch under names that are about to change, and looks at gradients that are
 # not there; none of it is a user's concern.
@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Position:
-    """Where this process stands in the parallel layout."""
+    """Where this process stands in the parallel layout.
+
+    Attributes:
+        expert_rank, expert_size: which of the parts into which the experts are divided.
+        expert_tensor_rank, expert_tensor_size: which part of each expert's matrices.
+    """
 
     device: Device
     rank: int
@@ -49,16 +54,31 @@ class Position:
     pipeline_size: int
     data: int
     data_size: int
+    expert_rank: int = 0
+    expert_size: int = 1
+    expert_tensor_rank: int = 0
+    expert_tensor_size: int = 1
 
     def tensor_parallel(self, shape: ModelShape, padded_vocab_size: int) -> TensorParallel:
         """The position that weight splits take."""
-        return TensorParallel.of(shape, self.tensor, self.tensor_size, padded_vocab_size)
+        experts = None
+        if shape.experts is not None:
+            experts = ExpertParallel(
+                self.expert_rank,
+                self.expert_size,
+                self.expert_tensor_rank,
+                self.expert_tensor_size,
+            )
+        return TensorParallel.of(shape, self.tensor, self.tensor_size, padded_vocab_size, experts)
 
     def describe(self) -> str:
         """One line for the start-up block."""
+        experts = ""
+        if self.expert_size > 1 or self.expert_tensor_size != self.tensor_size:
+            experts = f", experts EP {self.expert_size} x TP {self.expert_tensor_size}"
         return (
             f"{self.world} process{'es' if self.world > 1 else ''}: TP {self.tensor_size}, "
-            f"PP {self.pipeline_size}, DP {self.data_size}"
+            f"PP {self.pipeline_size}, DP {self.data_size}{experts}"
         )
 
 
@@ -82,6 +102,9 @@ def initialize(cfg: Config, chunks: int = 1) -> Position:
         tensor_model_parallel_size=cfg.parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=cfg.parallel.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        expert_model_parallel_size=cfg.moe.expert_model_parallel_size,
+        # None: that of the other layers.
+        expert_tensor_parallel_size=cfg.moe.expert_tensor_parallel_size,
         order="tp-cp-ep-pp-dp" if cfg.parallel.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
         create_gloo_process_groups=True,
     )
@@ -142,4 +165,8 @@ def _position(device: Device) -> Position:
         pipeline_size=state.get_pipeline_model_parallel_world_size(),
         data=state.get_data_parallel_rank(),
         data_size=state.get_data_parallel_world_size(),
+        expert_rank=state.get_expert_model_parallel_rank(),
+        expert_size=state.get_expert_model_parallel_world_size(),
+        expert_tensor_rank=state.get_expert_tensor_parallel_rank(),
+        expert_tensor_size=state.get_expert_tensor_parallel_world_size(),
     )

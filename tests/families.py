@@ -81,7 +81,54 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,
     },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
+    "qwen3-moe-dense": {
+        "model_type": "qwen3_moe",
+        "head_dim": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],
+    },
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+        "norm_topk_prob": False,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
+
+
+DENSE = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral-window",
+    "seed-oss",
+    "phi3.5",
+    "phi3.5-long",
+    "glm4_9b",
+    "glm4_32b",
+    "gemma2",
+)
+"""Those without experts and latent attention: any layout will do."""
 
 
 def tiny_config(name: str, **changes: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.models.hf_config import Config, Field, Fixed
-from mindspeed_llm.models.mapping import Mapping, WeightMap
+from mindspeed_llm.models.mapping import Mapping, WeightMap, layer_entry
+from mindspeed_llm.models.moe import HfExpertNames, expert_entries
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import (
     GATED_COLUMN,
@@ -45,14 +46,6 @@ def sliding_window(default: int | None = None) -> Field:
     return Field("sliding_window", "sliding_window", default=default, read=read, nullable=True)
 
 
-_LAYER = "decoder.layers.*."
-_HF_LAYER = "model.layers.*."
-
-
-def _layer(megatron: str, hf: tuple[str, ...], dims, **steps) -> Mapping:
-    return Mapping(_LAYER + megatron, tuple(_HF_LAYER + name for name in hf), dims, **steps)
-
-
 def _hidden(shape: ModelShape) -> tuple[int, ...]:
     return (shape.hidden_size,)
 
@@ -70,13 +63,14 @@ class HfNames:
     pre_mlp_layernorm: str = "post_attention_layernorm"
     post_attn_norm: str = ""
     post_mlp_layernorm: str = ""
+    experts: HfExpertNames = field(default_factory=HfExpertNames)
 
 
 def weight_map(shape: ModelShape, names: HfNames = HfNames()) -> WeightMap:
     """The table of a decoder with fused QKV and gated MLP on Megatron's side.
 
-    QKV biases, query/key norms, norms of outputs and a separate output layer appear if the shape
-    has them.
+    QKV biases, query/key norms, norms of outputs, experts and a separate output layer appear if the
+    shape has them.
     """
     table = Mapping(
         "embedding.word_embeddings.weight",
@@ -94,7 +88,11 @@ def weight_map(shape: ModelShape, names: HfNames = HfNames()) -> WeightMap:
                 split=VOCAB_ROWS,
             )
         )
-    layer = (*norm_entries(shape, names), *attention_entries(shape, names), *mlp_entries(names))
+    layer = [*norm_entries(shape, names), *attention_entries(shape, names)]
+    if shape.experts is not None:
+        layer += expert_entries(shape, names.experts)
+    if shape.experts is None or shape.experts.first_k_dense_replace:
+        layer += mlp_entries(names)
     return WeightMap((table, *layer, *end))
 
 
@@ -104,21 +102,21 @@ def norm_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
     if shape.post_norm:
         norms["post_attn_norm"] = names.post_attn_norm
         norms["post_mlp_layernorm"] = names.post_mlp_layernorm
-    return [_layer(f"{ours}.weight", (f"{hf}.weight",), _hidden) for ours, hf in norms.items()]
+    return [layer_entry(f"{ours}.weight", (f"{hf}.weight",), _hidden) for ours, hf in norms.items()]
 
 
 def attention_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
     """Attention with grouped heads."""
     fuse = FUSE_QKV if len(names.qkv) == 3 else REGROUP_QKV
     entries = [
-        _layer(
+        layer_entry(
             "self_attention.linear_qkv.weight",
             tuple(f"{name}.weight" for name in names.qkv),
             lambda s: (_qkv_rows(s), s.hidden_size),
             transform=fuse,
             split=HEAD_ROWS,
         ),
-        _layer(
+        layer_entry(
             "self_attention.linear_proj.weight",
             ("self_attn.o_proj.weight",),
             lambda s: (s.hidden_size, s.query_size),
@@ -127,7 +125,7 @@ def attention_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
     ]
     if shape.add_qkv_bias:
         entries.append(
-            _layer(
+            layer_entry(
                 "self_attention.linear_qkv.bias",
                 tuple(f"{name}.bias" for name in names.qkv),
                 lambda s: (_qkv_rows(s),),
@@ -137,7 +135,7 @@ def attention_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
         )
     if shape.qk_layernorm:
         entries += [
-            _layer(
+            layer_entry(
                 f"self_attention.{letter}_layernorm.weight",
                 (f"self_attn.{letter}_norm.weight",),
                 lambda s: (s.kv_channels,),
@@ -148,20 +146,22 @@ def attention_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
 
 
 def mlp_entries(names: HfNames) -> list[Mapping]:
-    """The gated MLP."""
+    """The gated MLP of the layers without experts."""
     return [
-        _layer(
+        layer_entry(
             "mlp.linear_fc1.weight",
             tuple(f"{name}.weight" for name in names.gate_up),
             lambda s: (2 * s.ffn_hidden_size, s.hidden_size),
             transform=FUSE_GATE_UP if len(names.gate_up) == 2 else RENAME,
             split=GATED_COLUMN,
+            layers=ModelShape.is_dense,
         ),
-        _layer(
+        layer_entry(
             "mlp.linear_fc2.weight",
             ("mlp.down_proj.weight",),
             lambda s: (s.hidden_size, s.ffn_hidden_size),
             split=ROW,
+            layers=ModelShape.is_dense,
         ),
     ]
 

@@ -31,6 +31,7 @@ class Field:
         read: the shape's value from the key's and the whole file, where they differ.
         write: the key's value from a shape; None leaves the key out.
         nullable: whether null is a value of its own.
+        also: other names of the key, read where it is absent.
     """
 
     hf: str
@@ -39,6 +40,12 @@ class Field:
     read: Callable[[Any, Config], Any] | None = None
     write: Callable[[ModelShape], Any] | None = None
     nullable: bool = False
+    also: tuple[str, ...] = ()
+
+    def value_in(self, config: Config) -> Any:
+        """The key's value, or the default where the file has none."""
+        given = (config[name] for name in (self.hf, *self.also) if name in config)
+        return next(given, self.default)
 
     def value_for_hf(self, shape: ModelShape) -> Any:
         """What the key of a fresh ``config.json`` says."""
@@ -125,7 +132,7 @@ class ConfigMap:
 
     @staticmethod
     def _read(field: Field, config: Config) -> Any:
-        value = config.get(field.hf, field.default)
+        value = field.value_in(config)
         if value is None and not field.nullable and field.shape not in _COMPUTED:
             value = field.default
         return field.read(value, config) if field.read else value
@@ -147,14 +154,15 @@ class ConfigMap:
     def unknown_keys(self, config: Mapping[str, Any]) -> list[str]:
         """Keys that are neither used nor known to be irrelevant, for a warning."""
         known = IRRELEVANT | _ROPE_KEYS | {"tie_word_embeddings", "layer_types"}
-        known |= {f.hf for f in self.fields} | {f.hf for f in self.fixed} | set(self.inactive)
+        known |= {name for f in self.fields for name in (f.hf, *f.also)}
+        known |= {f.hf for f in self.fixed} | set(self.inactive)
         return sorted(set(config) - known)
 
     def _missing(self, config: Mapping[str, Any]) -> list[str]:
         return [
             f"{field.hf} is missing"
             for field in self.fields
-            if config.get(field.hf) is None
+            if field.value_in(config) is None
             and field.default is None
             and not field.nullable
             and field.shape not in _COMPUTED

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Mapping:
         hf: Hugging Face name or names, in the order that ``transform`` takes them.
         dims: size of the full Megatron tensor, without vocabulary padding.
         layers: in which layers of a shape a pattern exists.
+        keep_fp32: whether the tensor stays in fp32 whatever the model's type.
         expert: the expert that a concrete entry belongs to; None outside the routed experts.
     """
 
@@ -45,6 +47,7 @@ class Mapping:
     transform: Transform = RENAME
     split: Split = REPLICATED
     layers: Callable[[ModelShape, int], bool] = _every_layer
+    keep_fp32: bool = False
     expert: int | None = None
 
     def at_layer(self, shape: ModelShape, layer: int) -> Iterator[Mapping]:
@@ -83,6 +86,12 @@ class Mapping:
     def to_hf(self, shape: ModelShape, tensor: Tensor) -> dict[str, Tensor]:
         """Hugging Face tensors by name from the full Megatron tensor."""
         return dict(zip(self.hf, self.transform.inverse(shape, tensor), strict=True))
+
+
+def layer_entry(megatron: str, hf: tuple[str, ...], dims: Dims, **steps: Any) -> Mapping:
+    """A pattern whose names are given as within a layer; ``steps`` are further fields."""
+    names = tuple(f"model.layers.*.{name}" for name in hf)
+    return Mapping(f"decoder.layers.*.{megatron}", names, dims, **steps)
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,33 @@ from mindspeed_llm.models.gemma2 import GEMMA2
 from mindspeed_llm.models.glm4 import GLM4
 from mindspeed_llm.models.llama import LLAMA
 from mindspeed_llm.models.mistral import MISTRAL
+from mindspeed_llm.models.mixtral import MIXTRAL
 from mindspeed_llm.models.phi3 import PHI3
 from mindspeed_llm.models.qwen2 import QWEN2
+from mindspeed_llm.models.qwen2_moe import QWEN2_MOE
 from mindspeed_llm.models.qwen3 import QWEN3
+from mindspeed_llm.models.qwen3_moe import QWEN3_MOE
 from mindspeed_llm.models.seed_oss import SEED_OSS
 from mindspeed_llm.models.shape import ModelShape
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN2, QWEN3, MISTRAL, SEED_OSS, PHI3, GLM4, GEMMA2)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    MISTRAL,
+    SEED_OSS,
+    PHI3,
+    GLM4,
+    GEMMA2,
+    QWEN3_MOE,
+    QWEN2_MOE,
+    MIXTRAL,
+)
 
 # Names that users of the field may give and that have no family file yet.
 NOT_YET = frozenset(
     """
-    qwen3-moe qwen3-next qwen2-moe mixtral gemma glm45 glm45-air glm5 deepseek2 deepseek2-lite
+    qwen3-next gemma glm45 glm45-air glm5 deepseek2 deepseek2-lite
     deepseek3 deepseek32 deepseek4 phi3.5-moe mamba2 plm bailing_mini longcat minimax_m2 gpt-oss
     """.split()
 )
@@ -89,6 +104,10 @@ def family_of_hf_config(config: Mapping[str, Any], where: str = "config.json") -
 
 def family_of_shape(shape: ModelShape) -> Family:
     """The family whose structure a shape has, when no name and no ``config.json`` is given."""
+    if shape.experts is not None:
+        if shape.qk_layernorm:
+            return QWEN3_MOE
+        return QWEN2_MOE if shape.experts.shared_expert_gate else MIXTRAL
     if shape.post_norm:
         return GLM4 if shape.use_glm_rope else GEMMA2
     if shape.qk_layernorm:
