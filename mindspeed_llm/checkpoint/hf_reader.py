@@ -24,18 +24,22 @@ _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 class HfTensors:
     """Tensors of a folder by name; ``specs`` is read at once, tensors when asked for.
 
+    Args:
+        folder: the folder.
+        files: its weight files, where they do not have the names of a model's.
+
     Raises:
         UserError: for a missing or damaged file, an index that disagrees with the files, a name
             that two files hold, or a type other than fp32, fp16 and bf16.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: list[Path] | None = None) -> None:
         self.folder = folder
         self.specs: dict[str, TensorSpec] = {}
-        self.files: list[Path] = []
+        self.files: list[Path] = files or []
         self._where: dict[str, Any] = {}
         self._lock = threading.Lock()
-        index = self._index()
+        index = None if files else self._index()
         for file in self.files:
             self._add(file)
         if index is not None:
