@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.layouts import train_flags, write_tiny_hf, write_tokens
+from tests.families import write_tiny_hf
+from tests.parallel.layouts import train_flags, write_tokens
 
 pytestmark = pytest.mark.cuda
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.layouts import train_flags, write_tiny_hf, write_tokens
+from tests.families import write_tiny_hf
+from tests.parallel.layouts import train_flags, write_tokens
 
 KILLS = 10
 ITERS = 200

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data import small
-from tests.parallel.layouts import write_tiny_hf
+from tests.families import write_tiny_hf
 
 
 def write_model(folder: Path, family: str = "qwen3", **config: Any) -> Path:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.families import VOCAB
+
 SEQ = 32
-VOCAB = 131
 
 
 def grid(*axes: Iterable, quick: Iterable[tuple]) -> list:
@@ -23,40 +24,6 @@ def grid(*axes: Iterable, quick: Iterable[tuple]) -> list:
         )
         for combination in itertools.product(*axes)
     ]
-
-
-def write_tiny_hf(folder: Path, family: str, seed: int = 0, **changes) -> Path:
-    """A tiny random Hugging Face model: norm weights are not 1, sizes are awkward on purpose."""
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
-
-    classes = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
-    options = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    }
-    if family == "qwen3":
-        options["head_dim"] = 24
-    options |= changes
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(classes[family](**options))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1.0 + 0.3 * torch.randn_like(parameter))
-            elif name.endswith("bias"):
-                parameter.copy_(0.1 * torch.randn_like(parameter))
-            else:
-                parameter.mul_(3.0)
-    model.save_pretrained(folder)
-    return folder
 
 
 def write_tokens(prefix: Path, documents: int = 2, repeats: int = 100) -> Path:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.layouts import grid, train, train_flags, write_tiny_hf, write_tokens
+from tests.families import write_tiny_hf
+from tests.parallel.layouts import grid, train, train_flags, write_tokens
 
 LAYOUTS = {
     "TP2": (2, {"tensor_model_parallel_size": 2}),

@@ -7,32 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.families import DENSE, VOCAB, write_tiny_hf
 from tests.parallel.layouts import (
-    VOCAB,
     first_gradients,
     grid,
     logits,
     replicated_digests,
     train,
     train_flags,
-    write_tiny_hf,
     write_tokens,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 LAYOUTS = {
     "one": (1, {}),
     "TP2": (2, {"tensor_model_parallel_size": 2}),
     "PP2": (2, {"pipeline_model_parallel_size": 2}),
     "TP2 PP2": (4, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}),
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 3.0,
-    "original_max_position_embeddings": 16,
 }
 
 
@@ -47,12 +37,15 @@ def data(folder) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(folder) -> dict[str, Path]:
-    return {
-        "llama": write_tiny_hf(folder / "llama", "llama", rope_parameters=LLAMA3_ROPE),
-        "qwen2": write_tiny_hf(folder / "qwen2", "qwen2", tie_word_embeddings=True),
-        "qwen3": write_tiny_hf(folder / "qwen3", "qwen3"),
-    }
+def models(folder):
+    """``models[name]``: the folder of a tiny model, written when first asked for."""
+
+    class Models(dict):
+        def __missing__(self, name: str) -> Path:
+            self[name] = write_tiny_hf(folder / name, name)
+            return self[name]
+
+    return Models()
 
 
 def hf_model(path: Path):
@@ -71,7 +64,7 @@ def ids() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    grid(FAMILIES, LAYOUTS, quick=[("llama", "one"), ("qwen2", "PP2"), ("qwen3", "TP2")]),
+    grid(DENSE, LAYOUTS, quick=[("llama", "one"), ("qwen2", "PP2"), ("qwen3", "TP2")]),
 )
 def test_logits_equal_transformers(pool, models, data, ids, family, layout):
     import torch
@@ -87,7 +80,7 @@ def test_logits_equal_transformers(pool, models, data, ids, family, layout):
 @pytest.mark.parametrize(
     ("family", "layout"),
     grid(
-        FAMILIES,
+        DENSE,
         ["one", "TP2", "TP2 SP", "PP2", "PP2 interleaved", "DP2"],
         quick=[("llama", "one"), ("qwen2", "PP2 interleaved"), ("qwen3", "TP2 SP")],
     ),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.layouts import train, train_and_tell, train_flags, write_tiny_hf, write_tokens
+from tests.families import write_tiny_hf
+from tests.parallel.layouts import train, train_and_tell, train_flags, write_tokens
 from tests.parallel.pool import RankError
 
 

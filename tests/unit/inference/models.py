@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data.small import byte_level
-from tests.parallel.layouts import write_tiny_hf
+from tests.families import write_tiny_hf
 
 VOCAB = 601
 # GEN-01: 2, 9 and 30 tokens.
