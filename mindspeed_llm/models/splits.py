@@ -6,9 +6,9 @@ The full form is free of padding, so it is the same for every layout.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -80,35 +80,63 @@ class TensorParallel:
         return replace(self, rank=0, experts=None) == replace(other, rank=0, experts=None)
 
 
-class Split(Protocol):
+@dataclass(frozen=True)
+class Cut:
+    """A range along one dimension of a full tensor."""
+
+    dim: int
+    start: int
+    length: int
+
+
+class Split(ABC):
     """How one tensor is distributed over tensor-parallel ranks.
 
     ``padded`` tells whether a layout may add zeros, so that parts of different layouts differ by
     more than where the cuts are.
     """
 
-    padded: bool
+    padded = False
+
+    @abstractmethod
+    def cuts(self, dims: Sequence[int], at: TensorParallel) -> list[Cut]:
+        """The ranges of a full tensor of size ``dims`` that, joined, are the part of a rank.
+
+        All along one dimension; zeros follow if they are shorter than the part. No range: all.
+        """
+
+    @abstractmethod
+    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
+        """Size of each rank's part of a full tensor of size ``dims``."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
+        """The full tensor, of size ``dims``, from all ranks' parts in rank order."""
 
     def take(self, full: Tensor, at: TensorParallel) -> Tensor:
         """The part of rank ``at.rank``; a view where that is possible."""
-        ...
+        cuts = self.cuts(full.shape, at)
+        if not cuts:
+            return full
+        ranges = [full.narrow(cut.dim, cut.start, cut.length) for cut in cuts]
+        return self.assemble(ranges, full.shape, at)
 
-    def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
-        """Size of each rank's part of a full tensor of size ``dims``."""
-        ...
+    def assemble(self, ranges: Sequence[Tensor], dims: Sequence[int], at: TensorParallel) -> Tensor:
+        """A rank's part from what its :meth:`cuts` select of a tensor of size ``dims``."""
+        size = self.part_dims(dims, at)
+        if len(ranges) == 1 and tuple(ranges[0].shape) == size:
+            return ranges[0]
+        dim = self.cuts(dims, at)[0].dim
+        length = sum(part.shape[dim] for part in ranges)
+        zeros = ranges[0].new_zeros((*size[:dim], size[dim] - length, *size[dim + 1 :]))
+        return torch.cat([*ranges, zeros], dim=dim)
 
-    def join(self, parts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
-        """The full tensor, of size ``dims``, from all ranks' parts in rank order."""
-        ...
 
-
-class Replicated:
+class Replicated(Split):
     """Every rank holds the whole tensor; joining checks that the copies are equal."""
 
-    padded = False
-
-    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
-        return full
+    def cuts(self, dims: Sequence[int], at: TensorParallel) -> list[Cut]:
+        return []
 
     def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
         return tuple(dims)
@@ -124,14 +152,14 @@ class Replicated:
 
 
 @dataclass(frozen=True)
-class Along:
+class Along(Split):
     """Equal chunks along ``dim``: 0 for column-parallel layers, 1 for row-parallel ones."""
 
     dim: int
-    padded = False
 
-    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
-        return _chunk(full, self.dim, at)
+    def cuts(self, dims: Sequence[int], at: TensorParallel) -> list[Cut]:
+        length = _share(dims[self.dim], at)
+        return [Cut(self.dim, at.rank * length, length)]
 
     def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
         return _divided(dims, self.dim, dims[self.dim], at)
@@ -140,15 +168,15 @@ class Along:
         return _joined(parts, self.dim)
 
 
-class GatedColumn:
+class GatedColumn(Split):
     """Gate and up halves are each cut along the rows; a rank holds its gate rows, then its up."""
 
-    padded = False
-
-    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
+    def cuts(self, dims: Sequence[int], at: TensorParallel) -> list[Cut]:
         if at.size == 1:
-            return full
-        return torch.cat([_chunk(half, 0, at) for half in full.chunk(2, dim=0)], dim=0)
+            return []
+        half = dims[0] // 2
+        length = _share(half, at)
+        return [Cut(0, start + at.rank * length, length) for start in (0, half)]
 
     def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
         return _divided(dims, 0, dims[0], at)
@@ -160,13 +188,13 @@ class GatedColumn:
         return torch.cat([half[0] for half in halves] + [half[1] for half in halves], dim=0)
 
 
-class VocabRows:
+class VocabRows(Split):
     """Rows of the embedding table: zero rows are added up to the padded size, then cut evenly."""
 
     padded = True
 
-    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
-        return _padded_chunk(full, 0, at.padded_vocab_size, at)
+    def cuts(self, dims: Sequence[int], at: TensorParallel) -> list[Cut]:
+        return [_padded_cut(dims, 0, at.padded_vocab_size, at)]
 
     def part_dims(self, dims: Sequence[int], at: TensorParallel) -> tuple[int, ...]:
         return _divided(dims, 0, at.padded_vocab_size, at)
@@ -176,7 +204,7 @@ class VocabRows:
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(Split):
     """Attention heads along ``dim``, group by group; zero heads are added where they do not divide.
 
     A head whose projections are zero gives zero, and its gradients are zero, so it changes
@@ -186,8 +214,8 @@ class Heads:
     dim: int
     padded = True
 
-    def take(self, full: Tensor, at: TensorParallel) -> Tensor:
-        return _padded_chunk(full, self.dim, self._padded_length(full.shape[self.dim], at), at)
+    def cuts(self, dims: Sequence[int], at: TensorParallel) -> list[Cut]:
+        return [_padded_cut(dims, self.dim, self._padded_length(dims[self.dim], at), at)]
 
     def _padded_length(self, length: int, at: TensorParallel) -> int:
         return length // at.query_groups * at.padded_query_groups
@@ -206,14 +234,14 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
-def _chunk(full: Tensor, dim: int, at: TensorParallel) -> Tensor:
-    length, remainder = divmod(full.shape[dim], at.size)
+def _share(length: int, at: TensorParallel) -> int:
+    share, remainder = divmod(length, at.size)
     if remainder:
         raise UserError(
-            f"a dimension of {full.shape[dim]} does not divide over tensor-parallel size "
-            f"{at.size}; choose a size that divides it"
+            f"a dimension of {length} does not divide over tensor-parallel size {at.size}; choose "
+            "a size that divides it"
         )
-    return full.narrow(dim, at.rank * length, length)
+    return share
 
 
 def _divided(
@@ -222,16 +250,11 @@ def _divided(
     return (*dims[:dim], padded_length // at.size, *dims[dim + 1 :])
 
 
-def _padded_chunk(full: Tensor, dim: int, padded_length: int, at: TensorParallel) -> Tensor:
-    """This rank's part of ``full`` after zeros were added along ``dim``."""
-    length = padded_length // at.size
-    start = min(at.rank * length, full.shape[dim])
-    part = full.narrow(dim, start, min(length, full.shape[dim] - start))
-    if part.shape[dim] == length:
-        return part
-    size = list(full.shape)
-    size[dim] = length - part.shape[dim]
-    return torch.cat([part, full.new_zeros(size)], dim=dim)
+def _padded_cut(dims: Sequence[int], dim: int, padded_length: int, at: TensorParallel) -> Cut:
+    """What this rank has of a tensor to which zeros are added along ``dim``."""
+    share = padded_length // at.size
+    start = min(at.rank * share, dims[dim])
+    return Cut(dim, start, min(share, dims[dim] - start))
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
