@@ -75,8 +75,10 @@ class IndexedWriter:
         self._data.truncate(0)
 
     def _make_folder(self) -> None:
+        folder = self.prefix.parent
+        self._new_folders = [f for f in (folder, *folder.parents) if not f.exists()]
         try:
-            self.prefix.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
                 f"--output-prefix {self.prefix}: the folder cannot be made ({error.strerror})."
@@ -205,6 +207,9 @@ class IndexedWriter:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._data.close()
+        with contextlib.suppress(OSError):  # not empty: someone else's
+            for folder in self._new_folders:
+                folder.rmdir()
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:

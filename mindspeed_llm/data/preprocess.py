@@ -90,6 +90,7 @@ def preprocess(options: PreprocessOptions, tokenizer: Tokenizer) -> Summary:
         UserError: a mistake in the input or the options; no data set is left half-written.
     """
     get_handler(options.handler_name)
+    _check_prefix(options.output_prefix)
     if len(set(options.json_keys)) < len(options.json_keys):
         raise UserError(f"--json-keys names a key twice: {' '.join(options.json_keys)}")
     files, unknown = find_inputs(options.input)
@@ -118,6 +119,15 @@ def preprocess(options: PreprocessOptions, tokenizer: Tokenizer) -> Summary:
         return Run(options, tokenizer, files, bad, engine.fallback).run(again)
     finally:
         engine.close()
+
+
+def _check_prefix(output_prefix: str) -> None:
+    if output_prefix.endswith(os.sep) or Path(output_prefix).is_dir():
+        name = Path(output_prefix) / "corpus"
+        raise UserError(
+            f"--output-prefix {output_prefix} is a folder; files are named by what follows it: "
+            f"give e.g. {name}, and {name}_text_document.bin will be written"
+        )
 
 
 def sample_of(batches: Sequence[Batch]) -> list[str]:

@@ -18,7 +18,11 @@ from mindspeed_llm.training.step import StepResult, evaluate, train_step
 
 @dataclass
 class Loop:
-    """A run with its data, its log and its reasons to stop."""
+    """A run with its data, its log and its reasons to stop.
+
+    Attributes:
+        saved_at: the iteration that ``--save`` already holds.
+    """
 
     run: Run
     feed: Feed
@@ -26,6 +30,7 @@ class Loop:
     reporter: Reporter
     stop: StopRequest
     train_iters: int
+    saved_at: int | None = None
 
     def train(self) -> None:
         """Iterate to the end or to a reason to stop, saving and evaluating on the way."""
@@ -36,7 +41,6 @@ class Loop:
         if cfg.training.manual_gc:
             gc.disable()
         self.reporter.restart_clock()
-        saved_at = None
         while progress.iteration < self.train_iters:
             self._iterate()
             iteration = progress.iteration
@@ -44,7 +48,7 @@ class Loop:
                 self._evaluate("validation")
             if _due(cfg.checkpoint.save, cfg.checkpoint.save_interval, iteration):
                 self._save()
-                saved_at = iteration
+                self.saved_at = iteration
             interval = cfg.training.manual_gc_interval
             if cfg.training.manual_gc and interval and iteration % interval == 0:
                 gc.collect()
@@ -52,7 +56,7 @@ class Loop:
             if reason is not None:
                 say_last(f"stopping after iteration {iteration}: {reason}")
                 break
-        if cfg.checkpoint.save and saved_at != progress.iteration:
+        if cfg.checkpoint.save and self.saved_at != progress.iteration:
             self._save()
         if progress.iteration >= self.train_iters:
             self._evaluate("test")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.console import box
@@ -124,17 +125,24 @@ def _train(
     stop = StopRequest(
         training.exit_signal_handler, training.exit_duration_in_mins, training.exit_interval
     )
-    loop = Loop(run, feed, micro_batches, reporter, stop, train_iters)
+    saved_at = _saved_at(cfg, saved) if not finetune else None
+    loop = Loop(run, feed, micro_batches, reporter, stop, train_iters, saved_at)
     try:
         loop.train()
     finally:
         reporter.close()
 
 
+def _saved_at(cfg: Config, saved: Saved | None) -> int | None:
+    """The iteration that ``--save`` already holds, if the run starts from there."""
+    if saved is None or saved.weights_only or not cfg.checkpoint.save:
+        return None
+    here = saved.folder.parent.resolve() == Path(cfg.checkpoint.save).resolve()
+    return saved.iteration if here else None
+
+
 def build_reporter(run: Run, train_iters: int):
     """The log of a run, beside its checkpoints."""
-    from pathlib import Path
-
     from mindspeed_llm.training.flops import training_flops
     from mindspeed_llm.training.metrics import Reporter
 

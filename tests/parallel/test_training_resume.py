@@ -51,6 +51,15 @@ def stopped_and_resumed(pool, model, data, save, first, second, **common):
     return pool(ranks).run(train, argv=[*again, *words(flags, common)])[-1]
 
 
+def test_a_run_resumed_at_its_end_saves_nothing_again(pool, model, data, tmp_path):
+    argv = train_flags(model, data, iters=2, save=tmp_path)
+    pool(1).run(train, argv=argv)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.pt")}
+    assert before
+    pool(1).run(train, argv=train_flags(tmp_path, data, iters=2, save=tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.pt")} == before
+
+
 def words(*groups: dict) -> list[str]:
     merged = {name: value for group in groups for name, value in group.items()}
     return [

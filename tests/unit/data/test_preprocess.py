@@ -53,6 +53,22 @@ def test_a_difference_in_mid_corpus_starts_again_with_tokenizers(
     assert "encoder: tokenizers (the two engines differ" in shown.out
 
 
+def test_a_prefix_that_is_a_folder_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.txt").write_text("words\n")
+    for prefix in (f"{tmp_path}/new/", str(tmp_path)):
+        with pytest.raises(UserError, match="is a folder; files are named by what follows"):
+            preprocess(PreprocessOptions(str(tmp_path / "a.txt"), prefix), tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_failed_run_leaves_no_empty_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
+    options = PreprocessOptions(str(tmp_path / "a.jsonl"), str(tmp_path / "new" / "deep" / "x"))
+    with pytest.raises(UserError, match="no token"):
+        preprocess(options, tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 def test_one_key_without_a_token_and_nothing_is_written(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -62,7 +78,7 @@ def test_one_key_without_a_token_and_nothing_is_written(
     )
     with pytest.raises(UserError, match='no token under the key "title"'):
         preprocess(options, tokenizer)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_a_second_key_that_is_locked_leaves_nothing_of_the_first(
