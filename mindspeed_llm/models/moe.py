@@ -1,16 +1,28 @@
-"""Mixture of experts: the config fields and weight-map entries that the families share."""
+"""Mixture of experts: what the families share of config fields, weight map and module specs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.models.hf_config import Config, Field
+from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.mapping import Mapping, layer_entry
 from mindspeed_llm.models.shape import Experts, ModelShape
 from mindspeed_llm.models.splits import GATED_COLUMN, ROW
 from mindspeed_llm.models.transforms import FUSE_GATE_UP
+
+if TYPE_CHECKING:
+    from megatron.core.models.backends import BackendSpecProvider
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+# In torch_dist checkpoints the norm before a dense MLP has the name that it has in Megatron's
+# fused norm + linear layer; the norm before experts keeps its own.
+DENSE_KEYS_MAP = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
 
 # Keys of the router that only training reads, where Megatron's flags decide.
 TRAINING_KEYS = ("router_aux_loss_coef", "output_router_logits")
@@ -127,3 +139,73 @@ def _gated_mlp(megatron: str, hf: tuple[str, str, str], width: int) -> list[Mapp
             layers=has_experts,
         ),
     ]
+
+
+def config_fields(shape: ModelShape, layout: PipelineLayout) -> dict[str, Any]:
+    """Fields of Megatron's ``TransformerConfig`` that describe the experts; none without any."""
+    if shape.experts is None:
+        return {}
+    experts = shape.experts
+    sigmoid = experts.moe_router_score_function == "sigmoid"
+    return {
+        "num_moe_experts": experts.num_experts,
+        "moe_router_topk": experts.moe_router_topk,
+        "moe_ffn_hidden_size": experts.moe_ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": experts.moe_shared_expert_intermediate_size or None,
+        "moe_shared_expert_gate": experts.shared_expert_gate,
+        "moe_layer_freq": [
+            int(place is not None and not shape.is_dense(place)) for place in layout.places
+        ],
+        "moe_router_score_function": experts.moe_router_score_function,
+        "moe_router_pre_softmax": not sigmoid,
+        "moe_router_topk_scaling_factor": experts.moe_router_topk_scaling_factor,
+        "moe_router_enable_expert_bias": experts.moe_router_enable_expert_bias,
+        "moe_router_num_groups": experts.moe_router_num_groups,
+        "moe_router_group_topk": experts.moe_router_group_topk,
+    }
+
+
+def set_routing(config: TransformerConfig, shape: ModelShape) -> None:
+    """Set what the router reads and Megatron's config has no field for."""
+    if shape.experts is not None:
+        config.moe_norm_topk_prob = shape.experts.norm_topk_prob
+        config.moe_router_group_score_topk = shape.experts.group_score_topk
+
+
+def mlp_spec(backend: BackendSpecProvider) -> ModuleSpec:
+    """The module spec of router, routed experts and shared expert."""
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+
+    from mindspeed.moe.router import Router
+
+    # Whether there are experts is all that the number decides.
+    spec = get_moe_module_spec_for_backend(backend=backend, num_experts=1)
+    spec.submodules.router = Router
+    return spec
+
+
+def chunk_spec(
+    spec: ModuleSpec, shape: ModelShape, places: Sequence[int | None]
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """The spec of a model chunk with these layers; ``spec`` itself if all of them are alike."""
+    dense = [place is not None and shape.is_dense(place) for place in places]
+    if shape.experts is None or not any(dense):
+        return spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    from mindspeed.transformer.norm import Norm
+    from mindspeed.transformer.spec_provider import MindSpeedSpecProvider
+
+    submodules = replace(
+        spec.submodules,
+        mlp=get_mlp_module_spec_for_backend(backend=MindSpeedSpecProvider()),
+        sharded_state_dict_keys_map={
+            **spec.submodules.sharded_state_dict_keys_map,
+            **DENSE_KEYS_MAP,
+        },
+    )
+    dense_spec = replace(spec, submodules=submodules)
+    return TransformerBlockSubmodules(
+        layer_specs=[dense_spec if is_dense else spec for is_dense in dense], layer_norm=Norm
+    )
