@@ -25,6 +25,7 @@ from mindspeed_llm.models.registry import (
 from mindspeed_llm.models.shape import ModelShape, padded_vocab_size
 
 if TYPE_CHECKING:
+    from mindspeed_llm.checkpoint.metadata import CheckpointLayout
     from mindspeed_llm.checkpoint.paths import Iteration
     from mindspeed_llm.checkpoint.source import WeightSource
     from mindspeed_llm.flags import Config
@@ -52,6 +53,18 @@ class ResolvedModel:
             layers_per_virtual_stage=cfg.parallel.num_layers_per_virtual_pipeline_stage,
             num_layer_list=cfg.parallel.num_layer_list,
         )
+
+    def checkpoint_layout(self, cfg: Config) -> CheckpointLayout:
+        """How a checkpoint of a run with these flags is divided over ranks."""
+        from mindspeed_llm.checkpoint.metadata import CheckpointLayout, ExpertLayout
+
+        tensor = cfg.parallel.tensor_model_parallel_size
+        experts = None
+        if self.shape.experts is not None:
+            experts = ExpertLayout(
+                cfg.moe.expert_model_parallel_size, cfg.moe.expert_tensor_parallel_size or tensor
+            )
+        return CheckpointLayout(tensor, self.layout(cfg), self.padded_vocab(cfg), experts)
 
     def fill(self, cfg: Config) -> Config:
         """The flags with the model's shape in them, so that they can be checked against it.

@@ -2,14 +2,18 @@
 
 Read without process groups and without unpickling anything but the classes that describe
 tensors. Layers are stored stacked (``decoder.layers.mlp…``, one more leading dimension) or one by
-one (``decoder.layers.3.mlp…``); both are understood.
+one (``decoder.layers.3.mlp…``), and so are experts (``mlp.experts.experts.linear_fc1…``, or
+``mlp.experts.experts.5.linear_fc1…``); all are understood.
 """
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +29,12 @@ from mindspeed_llm.checkpoint.metadata import read_metadata
 from mindspeed_llm.checkpoint.placement import canonical_name, is_weight
 from mindspeed_llm.checkpoint.safe_load import load_file
 from mindspeed_llm.checkpoint.source import WeightSource, name_problems, raise_problems
-from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
+from mindspeed_llm.models.mapping import Mapping, layer_of
+from mindspeed_llm.models.splits import Cut, TensorParallel
 
-_MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.")
+_MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.", "mtp.")
+_LAYER = re.compile(r"^(decoder\.layers)\.(\d+)\.")
+_EXPERT = re.compile(r"(\.experts)\.local_experts\.(\d+)\.")
 _CHECKPOINT = "torch.distributed.checkpoint"
 # Pairs, not modules: a module also holds what it imports (``os``, for one).
 _SAFE_CLASSES = {
@@ -89,16 +96,14 @@ class DistSource(WeightSource):
         }
 
     def check(self) -> None:
+        found = {name: tuple(stored.size) for name, (_, stored) in self._stored.items()}
         expected: dict[str, tuple[int, ...]] = {}
-        found = {name: tuple(value.size) for name, (_, value) in self._stored.items()}
         for entry in self.entries():
             dims = entry.dims(self.shape)
             if entry.split.padded:
                 dims = self._padded_dims(entry)
-            if entry.megatron in self._stored or layer_of(entry.megatron) is None:
-                expected[entry.megatron] = dims
-            else:
-                expected[_stacked(entry.megatron)] = (self.shape.num_layers, *dims)
+            name, sizes, _ = self._place(entry) or (entry.megatron, (), ())
+            expected[name] = (*sizes, *dims)
         raise_problems(
             self.path,
             name_problems(self.path.name, expected, found),
@@ -106,15 +111,23 @@ class DistSource(WeightSource):
         )
 
     def dtypes(self, entry: Mapping) -> set[torch.dtype]:
-        return {self._find(entry)[1].properties.dtype}
+        return {self._find(entry).stored.properties.dtype}
 
     def full(self, entry: Mapping) -> Tensor:
-        key, stored, layer = self._find(entry)
-        tensor = torch.empty(
-            stored.size[1:] if layer is not None else stored.size, dtype=stored.properties.dtype
-        )
-        _read(self._reader, key, stored, tensor, layer)
-        return entry.split.join([tensor], entry.dims(self.shape))
+        # Zeros that a layout added lie at the end.
+        dims = entry.dims(self.shape)
+        cuts = [Cut(dim, 0, length) for dim, length in enumerate(dims)]
+        return self._read(self._find(entry), cuts)
+
+    def part(self, entry: Mapping, at: TensorParallel) -> Tensor:
+        dims = entry.dims(self.shape)
+        cuts = entry.split.cuts(dims, at)
+        if not cuts:
+            return self.full(entry)
+        place = self._find(entry)
+        whole = {dim: Cut(dim, 0, length) for dim, length in enumerate(dims)}
+        ranges = [self._read(place, list((whole | {cut.dim: cut}).values())) for cut in cuts]
+        return entry.split.assemble(ranges, dims, at)
 
     def _padded_dims(self, entry: Mapping) -> tuple[int, ...]:
         """Size of the stored tensor, with the zeros that its layout added."""
@@ -124,14 +137,48 @@ class DistSource(WeightSource):
     def describe(self) -> str:
         return f"Megatron torch_dist, saved at {self.layout.describe()}"
 
-    def _find(self, entry: Mapping) -> tuple[str, TensorStorageMetadata, int | None]:
-        """(stored key, description, row of a stacked tensor or None)."""
-        if entry.megatron in self._stored:
-            return *self._stored[entry.megatron], None
-        stacked = _stacked(entry.megatron)
-        if stacked not in self._stored:
+    def _place(self, entry: Mapping) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+        """(stored name, sizes of the dimensions that stack, index in each) of an entry."""
+        layers, experts = self.shape.num_layers, self.shape.experts
+        names: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [(entry.megatron, (), ())]
+        if entry.expert is not None:
+            assert experts is not None
+            together = _EXPERT.sub(r"\1.experts.", entry.megatron)
+            names.append((_EXPERT.sub(rf"\1.experts.{entry.expert}.", entry.megatron), (), ()))
+            names.append((together, (experts.num_experts,), (entry.expert,)))
+        layer = layer_of(entry.megatron)
+        if layer is not None:
+            names += [
+                (_LAYER.sub(r"\1.", name), (layers, *sizes), (layer, *indices))
+                for name, sizes, indices in names
+            ]
+        return next((found for found in names if found[0] in self._stored), None)
+
+    def _find(self, entry: Mapping) -> _Place:
+        found = self._place(entry)
+        if found is None:
             raise UserError(f"{self.path}: {entry.megatron} is missing")
-        return *self._stored[stacked], layer_of(entry.megatron)
+        name, _, indices = found
+        return _Place(*self._stored[name], indices)
+
+    def _read(self, place: _Place, cuts: Sequence[Cut]) -> Tensor:
+        """A range of a stored tensor; only the stored pieces that it meets are read."""
+        leading = len(place.indices)
+        region = [Cut(dim, index, 1) for dim, index in enumerate(place.indices)]
+        region += [Cut(leading + cut.dim, cut.start, cut.length) for cut in cuts]
+        tensor = torch.empty([cut.length for cut in region], dtype=place.stored.properties.dtype)
+        if tensor.numel():
+            _read_region(self._reader, place.key, place.stored, tensor, region)
+        return tensor.view([cut.length for cut in cuts])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an entry's tensor lies: a stored tensor, and its index in the dimensions that stack."""
+
+    key: str
+    stored: TensorStorageMetadata
+    indices: tuple[int, ...]
 
 
 class SafeReader(FileSystemReader):
@@ -171,11 +218,6 @@ class _MetadataUnpickler(pickle.Unpickler):
         )
 
 
-def _stacked(name: str) -> str:
-    """``decoder.layers.3.mlp…`` -> ``decoder.layers.mlp…``."""
-    return with_layer(name, 0).replace("decoder.layers.0.", "decoder.layers.", 1)
-
-
 class _OneTensor(LoadPlanner):
     """Directs what is read into one tensor."""
 
@@ -183,7 +225,7 @@ class _OneTensor(LoadPlanner):
         self._target = target
 
     def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("plans are made by _read")
+        raise NotImplementedError("plans are made by _read_region")
 
     create_local_plan = create_global_plan = finish_plan = load_bytes = set_up_planner  # type: ignore[assignment]
 
@@ -199,37 +241,41 @@ class _OneTensor(LoadPlanner):
         """Nothing to do: the target was filled in place."""
 
 
-def _read(
+def _read_region(
     reader: FileSystemReader,
     key: str,
     stored: TensorStorageMetadata,
     tensor: Tensor,
-    layer: int | None,
+    region: Sequence[Cut],
 ) -> None:
-    """Fill ``tensor`` from the chunks of ``key``; of a stacked one, only row ``layer``."""
-    target = tensor if layer is None else tensor.unsqueeze(0)
+    """Fill ``tensor`` with ``region`` of ``key``, from the pieces in which it is stored."""
     items, covered = [], 0
     for chunk in stored.chunks:
-        offsets, sizes, skip = list(chunk.offsets), list(chunk.sizes), [0] * len(chunk.sizes)
-        if layer is not None:
-            if not offsets[0] <= layer < offsets[0] + sizes[0]:
-                continue
-            skip[0], offsets[0], sizes[0] = layer - offsets[0], 0, 1
-        covered += torch.Size(sizes).numel()
+        starts = [max(cut.start, at) for cut, at in zip(region, chunk.offsets, strict=True)]
+        ends = [
+            min(cut.start + cut.length, at + size)
+            for cut, at, size in zip(region, chunk.offsets, chunk.sizes, strict=True)
+        ]
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        if min(lengths, default=1) <= 0:
+            continue
+        covered += prod(lengths)
+        into = [start - cut.start for start, cut in zip(starts, region, strict=True)]
+        within = [start - at for start, at in zip(starts, chunk.offsets, strict=True)]
         items.append(
             ReadItem(
                 type=LoadItemType.TENSOR,
                 dest_index=MetadataIndex(key),
-                dest_offsets=torch.Size(offsets),
+                dest_offsets=torch.Size(into),
                 storage_index=MetadataIndex(key, chunk.offsets),
-                storage_offsets=torch.Size(skip),
-                lengths=torch.Size(sizes),
+                storage_offsets=torch.Size(within),
+                lengths=torch.Size(lengths),
             )
         )
-    if covered != target.numel():
+    if covered != tensor.numel():
         raise UserError(f"{reader.path}: the stored pieces of {key} do not cover it")
     try:
-        reader.read_data(LoadPlan(items), _OneTensor(target)).wait()
+        reader.read_data(LoadPlan(items), _OneTensor(tensor)).wait()
     except (OSError, RuntimeError, EOFError, KeyError) as error:
         raise UserError(
             f"{reader.path}: {key} cannot be read ({error}); a file is damaged"

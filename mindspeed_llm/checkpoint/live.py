@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from mindspeed.errors import UserError
-from mindspeed_llm.checkpoint.metadata import CheckpointLayout
-from mindspeed_llm.checkpoint.placement import canonical_name, chunk_entries
+from mindspeed_llm.checkpoint.metadata import CheckpointLayout, ExpertLayout
+from mindspeed_llm.checkpoint.placement import (
+    Held,
+    canonical_name,
+    held_tensors,
+    is_weight,
+    part_dims,
+)
 from mindspeed_llm.checkpoint.source import WeightSource
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.splits import TensorParallel
@@ -30,7 +36,7 @@ def load_into(
         source: where the weights come from, at whatever layout.
         layout: which layer lies on which stage and chunk of the live model.
         pp_rank: this rank's stage.
-        at: this rank's tensor-parallel place and the live model's vocabulary padding.
+        at: this rank's tensor- and expert-parallel place, and the live model's padding.
 
     Returns:
         One line that says what was loaded and how it was resharded.
@@ -39,14 +45,24 @@ def load_into(
         UserError: if parameters and weights do not correspond one to one, or differ in size.
     """
     count = 0
+    grouped = False
     for chunk, model in enumerate(model_chunks):
-        parameters = _parameters(model)
-        entries = dict(chunk_entries(source.family, source.shape, layout, pp_rank, chunk))
-        _compare_names(set(parameters), set(entries), pp_rank, chunk)
-        for name, entry in entries.items():
-            _copy(name, source.part(entry, at), parameters[name])
-        count += len(entries)
-    live = CheckpointLayout(at.size, layout, at.padded_vocab_size)
+        tensors = _tensors(model)
+        grouped = any(name.endswith(".experts.weight1") for name in tensors)
+        helds = {
+            held.name: held
+            for held in held_tensors(
+                source.family, source.shape, layout, pp_rank, chunk, at, grouped
+            )
+        }
+        _compare_names(set(tensors), set(helds), pp_rank, chunk)
+        for name, held in helds.items():
+            _fill(tensors[name], held, source)
+        count += len(helds)
+    experts = None
+    if source.shape.experts is not None and at.experts is not None:
+        experts = ExpertLayout(at.experts.size, at.experts.tensor_size, grouped)
+    live = CheckpointLayout(at.size, layout, at.padded_vocab_size, experts)
     return f"{count} tensors from {source.path}: {_change(source, live)}"
 
 
@@ -57,9 +73,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    named = unwrap(model).named_parameters(remove_duplicate=False)
-    return {canonical_name(name): parameter for name, parameter in named}
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Everything trained in a model: its parameters, and buffers such as a router's bias."""
+    state = unwrap(model).state_dict(keep_vars=True)
+    return {
+        canonical_name(name): value
+        for name, value in state.items()
+        if is_weight(name) and isinstance(value, Tensor)
+    }
 
 
 def _compare_names(live: set[str], stored: set[str], pp_rank: int, chunk: int) -> None:
@@ -80,14 +101,21 @@ def _compare_names(live: set[str], stored: set[str], pp_rank: int, chunk: int) -
     )
 
 
-def _copy(name: str, part: Tensor, parameter: Tensor) -> None:
-    if part.shape != parameter.shape:
+def _fill(tensor: Tensor, held: Held, source: WeightSource) -> None:
+    dims = held.dims(source.shape)
+    if dims != tuple(tensor.shape):
         raise UserError(
-            f"{name}: the weights have size {list(part.shape)}, the model {list(parameter.shape)}; "
+            f"{held.name}: the weights have size {list(dims)}, the model {list(tensor.shape)}; "
             "the flags that shape the model must agree with the checkpoint"
         )
     with torch.no_grad():
-        parameter.copy_(part)
+        if not held.stacked:
+            tensor.copy_(source.part(held.entries[0], held.at))
+            return
+        columns, rows = part_dims(held.entries[0], source.shape, held.at)
+        stack = tensor.view(len(held.entries), rows, columns)
+        for matrix, entry in zip(stack, held.entries, strict=True):
+            matrix.copy_(source.part(entry, held.at).t())
 
 
 def _change(source: WeightSource, live: CheckpointLayout) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.paths import RankGrid
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.megatron_flags import MissingFlags, from_flags, to_flags
 from mindspeed_llm.models.registry import family_of_shape, get_family
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import TensorParallel
+from mindspeed_llm.models.splits import ExpertParallel, TensorParallel
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Values of ``--params-dtype`` and the types they mean."""
@@ -31,23 +32,80 @@ _REQUIRED = {
 
 
 @dataclass(frozen=True)
+class ExpertLayout:
+    """How routed experts are divided over ranks, independently of the other layers.
+
+    Attributes:
+        parallel: groups of ranks that hold different experts.
+        tensor_parallel: ranks that share each expert.
+        grouped: whether a rank's experts of a layer are stacked into one tensor.
+    """
+
+    parallel: int = 1
+    tensor_parallel: int = 1
+    grouped: bool = False
+
+    def describe(self, tensor_parallel: int) -> str:
+        """What is not as in the other layers, e.g. `` EP4 ETP1 grouped``."""
+        text = f" EP{self.parallel}" if self.parallel > 1 else ""
+        text += f" ETP{self.tensor_parallel}" if self.tensor_parallel != tensor_parallel else ""
+        return text + (" grouped" if self.grouped else "")
+
+
+@dataclass(frozen=True)
 class CheckpointLayout:
-    """How a Megatron checkpoint is divided over ranks."""
+    """How a Megatron checkpoint is divided over ranks.
+
+    Attributes:
+        experts: None for a model without routed experts.
+    """
 
     tensor_parallel: int
     pipeline: PipelineLayout
     padded_vocab_size: int
+    experts: ExpertLayout | None = None
 
-    def at(self, shape: ModelShape, rank: int) -> TensorParallel:
-        """The position of a tensor-parallel rank."""
-        return TensorParallel.of(shape, rank, self.tensor_parallel, self.padded_vocab_size)
+    @property
+    def grouped(self) -> bool:
+        """Whether experts are stacked."""
+        return self.experts is not None and self.experts.grouped
+
+    @property
+    def grid(self) -> RankGrid:
+        """The sizes from which names of rank files follow."""
+        stages = self.pipeline.pipeline_parallel
+        if self.experts is None:
+            return RankGrid(self.tensor_parallel, stages, 1, self.tensor_parallel)
+        experts = self.experts
+        return RankGrid(self.tensor_parallel, stages, experts.parallel, experts.tensor_parallel)
+
+    def at(self, shape: ModelShape, rank: int, expert_rank: int = 0) -> TensorParallel:
+        """The position of a tensor-parallel rank that is also an expert-parallel rank."""
+        experts = None
+        if self.experts is not None:
+            size = self.experts.tensor_parallel
+            experts = ExpertParallel(expert_rank, self.experts.parallel, rank % size, size)
+        size = self.tensor_parallel
+        return TensorParallel.of(shape, rank, size, self.padded_vocab_size, experts)
+
+    def ranks(self, shape: ModelShape) -> list[TensorParallel]:
+        """The positions within a stage that hold different weights: those with a rank file."""
+        return [self.at(shape, tensor, expert) for tensor, expert in self.grid.pairs()]
 
     def describe(self) -> str:
         """``TP2 PP4 (15,15,15,16)``: sizes, and the layers of each stage if uneven."""
         text = f"TP{self.tensor_parallel} PP{self.pipeline.pipeline_parallel}"
         if self.pipeline.chunks > 1:
             text += f" VPP{self.pipeline.chunks}"
-        return text + (f" ({self.pipeline.describe()})" if self.pipeline.uneven else "")
+        if self.experts is not None:
+            text += self.experts.describe(self.tensor_parallel)
+        text += f" ({self.pipeline.describe()})" if self.pipeline.uneven else ""
+        return text + (f" no-op {_listed(self.pipeline)}" if self.pipeline.noop_layers else "")
+
+
+def _listed(pipeline: PipelineLayout) -> str | None:
+    """Places of the no-op layers, as the flag spells them; None without any."""
+    return ",".join(map(str, pipeline.noop_layers)) or None
 
 
 def checkpoint_args(
@@ -60,14 +118,18 @@ def checkpoint_args(
     """
     pipeline = layout.pipeline
     chunked = pipeline.chunks > 1
+    grid = layout.grid
     return argparse.Namespace(
-        **to_flags(shape),
+        **(to_flags(shape) | {"num_layers": len(pipeline.places)}),
         model_shape=json.dumps(shape.to_dict()),
         seq_length=shape.max_position_embeddings,
         padded_vocab_size=layout.padded_vocab_size,
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=pipeline.pipeline_parallel,
-        expert_model_parallel_size=1,
+        expert_model_parallel_size=grid.expert,
+        expert_tensor_parallel_size=grid.expert_tensor,
+        moe_grouped_gemm=layout.grouped,
+        noop_layers=_listed(pipeline),
         virtual_pipeline_model_parallel_size=pipeline.chunks if chunked else None,
         num_layers_per_virtual_pipeline_stage=(len(pipeline.stages[0][0]) if chunked else None),
         num_layer_list=pipeline.describe() if pipeline.uneven else None,
@@ -104,18 +166,27 @@ def read_metadata(
             f"the vocabulary has {shape.vocab_size} rows, the checkpoint's table only {padded}; "
             "they belong to different models"
         )
-    layout = CheckpointLayout(
-        tensor_parallel=values.get("tensor_model_parallel_size") or 1,
-        pipeline=_pipeline(values, shape.num_layers),
-        padded_vocab_size=padded,
-    )
+    grid = RankGrid.of_args(args)
+    experts = None
+    if shape.experts is not None:
+        grouped = bool(values.get("moe_grouped_gemm"))
+        experts = ExpertLayout(grid.expert, grid.expert_tensor, grouped)
+    layout = CheckpointLayout(grid.tensor, _pipeline(values, shape.num_layers), padded, experts)
     return family, shape, layout
+
+
+def _noop_layers(values: dict[str, Any]) -> tuple[int, ...]:
+    listed = values.get("noop_layers") or ()
+    parts = listed.split(",") if isinstance(listed, str) else listed
+    return tuple(sorted(int(part) for part in parts))
 
 
 def _shape(values: dict[str, Any], vocab_size: int | None) -> ModelShape:
     if values.get("model_shape"):
         return ModelShape.from_dict(json.loads(values["model_shape"]))
     _refuse_other_models(values)
+    if (noops := len(_noop_layers(values))) and values.get("num_layers"):
+        values = values | {"num_layers": values["num_layers"] - noops}
     try:
         return from_flags(values, vocab_size)
     except MissingFlags as error:
@@ -144,12 +215,13 @@ def _pipeline(values: dict[str, Any], num_layers: int) -> PipelineLayout:
     stages = values.get("pipeline_model_parallel_size") or 1
     per_chunk = values.get("num_layers_per_virtual_pipeline_stage")
     chunks = values.get("virtual_pipeline_model_parallel_size")
+    noop_layers = _noop_layers(values)
     if per_chunk is None and chunks and chunks > 1:
-        per_chunk = num_layers // stages // chunks
+        per_chunk = (num_layers + len(noop_layers)) // stages // chunks
     sizes = _layer_list(values, num_layers, stages)
     if stages == 1 or sizes is not None:
         per_chunk = None
-    return PipelineLayout.build(num_layers, stages, per_chunk, sizes)
+    return PipelineLayout.build(num_layers, stages, per_chunk, sizes, noop_layers)
 
 
 def _layer_list(values: dict[str, Any], num_layers: int, stages: int) -> tuple[int, ...] | None:

@@ -4,18 +4,24 @@
 
     ROOT/latest_checkpointed_iteration.txt     "100", or "release"
     ROOT/iter_0000100/mp_rank_00/model_optim_rng.pt          format torch, TP only
-    ROOT/iter_0000100/mp_rank_00_000/model_optim_rng.pt      format torch, TP and PP
+    ROOT/iter_0000100/mp_rank_00_000/model_optim_rng.pt      format torch, TP and PP, or TP and EP
+    ROOT/iter_0000100/mp_rank_00_000_000/model_optim_rng.pt  format torch, TP, PP and EP
     ROOT/iter_0000100/{.metadata,common.pt,*.distcp}         format torch_dist
     ROOT/hf_files/                             config.json, tokenizer (ours)
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import re
+from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from typing import Literal
 
 from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.safe_load import load_file
 from mindspeed_llm.files import write_text_atomically
 
 POINTER = "latest_checkpointed_iteration.txt"
@@ -26,7 +32,7 @@ RELEASE: Literal["release"] = "release"
 Iteration = int | Literal["release"]
 
 _ITERATION_FOLDER = re.compile(r"iter_(\d{7,})$")
-_RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?$")
+_RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 
 
 def iteration_folder(root: Path | str, iteration: Iteration) -> Path:
@@ -35,10 +41,64 @@ def iteration_folder(root: Path | str, iteration: Iteration) -> Path:
     return Path(root) / name
 
 
-def rank_folder(tensor_rank: int, pipeline_rank: int, pipeline_parallel: int) -> str:
+@dataclass(frozen=True)
+class RankGrid:
+    """Sizes of the parallel groups that share a checkpoint, and the files that follow from them."""
+
+    tensor: int
+    pipeline: int
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @classmethod
+    def of_args(cls, args: argparse.Namespace) -> RankGrid:
+        """The sizes in a checkpoint's ``args``."""
+        values = vars(args)
+        tensor = values.get("tensor_model_parallel_size") or 1
+        experts = bool(values.get("num_experts"))
+        return cls(
+            tensor,
+            values.get("pipeline_model_parallel_size") or 1,
+            (experts and values.get("expert_model_parallel_size")) or 1,
+            (experts and values.get("expert_tensor_parallel_size")) or tensor,
+        )
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(tensor rank, expert rank) of the ranks of one stage that hold different weights.
+
+        Megatron lays both groupings over the same processes, counted from 0: tensor ranks come
+        round every ``tensor`` processes, expert ranks every ``expert_tensor * expert``. With
+        expert tensor parallelism smaller than the other layers', some pairs therefore never
+        occur; a rank file exists for each pair that does.
+        """
+        processes = range(lcm(self.tensor, self.expert_tensor * self.expert))
+        expert_ranks = (p // self.expert_tensor % self.expert for p in processes)
+        return sorted({(p % self.tensor, e) for p, e in zip(processes, expert_ranks, strict=True)})
+
+    def folder(self, tensor_rank: int, stage: int, expert_rank: int = 0) -> str:
+        """Name of one rank's folder within an iteration."""
+        return rank_folder(tensor_rank, stage, self.pipeline, expert_rank, self.expert)
+
+    def folders(self) -> set[str]:
+        """Names of all rank folders."""
+        return {
+            self.folder(tensor, stage, expert)
+            for stage in range(self.pipeline)
+            for tensor, expert in self.pairs()
+        }
+
+
+def rank_folder(
+    tensor_rank: int,
+    pipeline_rank: int,
+    pipeline_parallel: int,
+    expert_rank: int = 0,
+    expert_parallel: int = 1,
+) -> str:
     """Name of one rank's folder within an iteration."""
-    suffix = f"_{pipeline_rank:03d}" if pipeline_parallel > 1 else ""
-    return f"mp_rank_{tensor_rank:02d}{suffix}"
+    stage = f"_{pipeline_rank:03d}" if pipeline_parallel > 1 else ""
+    expert = f"_{expert_rank:03d}" if expert_parallel > 1 else ""
+    return f"mp_rank_{tensor_rank:02d}{stage}{expert}"
 
 
 def read_pointer(root: Path | str) -> Iteration | None:
@@ -94,17 +154,37 @@ def is_torch_dist(folder: Path) -> bool:
     return (folder / ".metadata").exists() or (folder / "metadata.json").exists()
 
 
-def rank_grid(folder: Path) -> tuple[int, int]:
-    """(tensor-parallel size, pipeline-parallel size) that the rank folders' names span.
+def rank_folders(folder: Path) -> list[str]:
+    """Names of the rank folders in an iteration folder, that of the first rank first."""
+    return sorted(path.name for path in folder.iterdir() if _RANK_FOLDER.match(path.name))
 
-    (0, 0) without rank folders.
+
+def first_rank_file(folder: Path) -> Path:
+    """The file of the first rank of an iteration in format torch (it need not exist)."""
+    return folder / next(iter(rank_folders(folder)), rank_folder(0, 0, 1)) / RANK_FILE
+
+
+def _expected_rank_folders(folder: Path) -> set[str]:
+    """The rank folders that should be there, going by the names of those that are.
+
+    Names alone do not tell where expert parallelism leaves some out; then ``args`` decide.
     """
-    ranks = [
-        (int(m[1]), int(m[2] or 0)) for p in folder.iterdir() if (m := _RANK_FOLDER.match(p.name))
-    ]
-    if not ranks:
-        return 0, 0
-    return max(tp for tp, _ in ranks) + 1, max(pp for _, pp in ranks) + 1
+    present = rank_folders(folder)
+    if not present:
+        return {rank_folder(0, 0, 1)}
+    numbers = [name.removeprefix("mp_rank_").split("_") for name in present]
+    columns = itertools.zip_longest(*numbers, fillvalue="0")
+    spans = [range(max(int(n) for n in column) + 1) for column in columns]
+    full = {
+        "mp_rank_" + "_".join(f"{n:0{2 if i == 0 else 3}d}" for i, n in enumerate(ranks))
+        for ranks in itertools.product(*spans)
+    }
+    if full == set(present):
+        return full
+    try:
+        return RankGrid.of_args(load_file(first_rank_file(folder))["args"]).folders()
+    except (UserError, KeyError, TypeError):
+        return full
 
 
 def missing_parts(folder: Path) -> list[str]:
@@ -114,12 +194,7 @@ def missing_parts(folder: Path) -> list[str]:
     if is_torch_dist(folder):
         needed = [folder / ".metadata", folder / "common.pt"]
     else:
-        tensor_parallel, pipeline_parallel = rank_grid(folder)
-        needed = [
-            folder / rank_folder(tp, pp, pipeline_parallel) / RANK_FILE
-            for tp in range(tensor_parallel)
-            for pp in range(pipeline_parallel)
-        ] or [folder / rank_folder(0, 0, 1) / RANK_FILE]
+        needed = [folder / name / RANK_FILE for name in sorted(_expected_rank_folders(folder))]
     return [str(p.relative_to(folder)) for p in needed if not p.exists() or p.stat().st_size == 0]
 
 

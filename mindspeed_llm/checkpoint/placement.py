@@ -5,14 +5,17 @@ Writing, reading and live loading all walk it, so each Megatron tensor is met ex
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mindspeed.errors import UserError
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
 from mindspeed_llm.models.shape import ModelShape
-from mindspeed_llm.models.splits import TensorParallel
+from mindspeed_llm.models.splits import ExpertParallel, TensorParallel
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -23,6 +26,7 @@ _FUSED_NORMS = (
     ("self_attention.linear_qkv.layer_norm_", "input_layernorm."),
     ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
 )
+_EXPERT = re.compile(r"(.*\.experts)\.local_experts\.(\d+)\.linear_fc([12])\.weight")
 _NO_WEIGHTS = ("_extra_state", "rotary_pos_emb.inv_freq")
 
 
@@ -39,30 +43,107 @@ def is_weight(name: str) -> bool:
 
 
 def chunk_entries(
-    family: Family, shape: ModelShape, layout: PipelineLayout, stage: int, chunk: int
+    family: Family,
+    shape: ModelShape,
+    layout: PipelineLayout,
+    stage: int,
+    chunk: int,
+    experts: ExpertParallel | None = None,
 ) -> Iterator[tuple[str, Mapping]]:
     """(name within the chunk, weight-map entry) of every tensor of one model chunk.
 
     With tied embeddings and more than one stage, the last chunk's output layer is a copy of the
-    embedding table, as in Megatron's model.
+    embedding table, as in Megatron's model; one that predicts further tokens has the table too.
+
+    Args:
+        experts: which routed experts are there; None: all.
     """
     layers = {layer: i for i, layer in enumerate(layout.stages[stage][chunk])}
     first, last = layout.is_first(stage, chunk), layout.is_last(stage, chunk)
     embedding = None
     for entry in family.weights(shape).expand(shape):
-        layer = layer_of(entry.megatron)
-        if layer is not None:
-            if layer in layers:
-                yield with_layer(entry.megatron, layers[layer]), entry
-        elif entry.megatron == EMBEDDING:
+        name, layer = entry.megatron, layer_of(entry.megatron)
+        if name == EMBEDDING:
             embedding = entry
-            if first:
-                yield EMBEDDING, entry
-        elif last:
-            yield entry.megatron, entry
-    if shape.tied and last and not first:
+            here = first
+        else:
+            here = last if layer is None else layer in layers
+        if entry.expert is not None and here and experts is not None:
+            assert shape.experts is not None
+            local = experts.holds(entry.expert, shape.experts.num_experts)
+            here = local is not None
+            name = name.replace(f".local_experts.{entry.expert}.", f".local_experts.{local}.")
+        if here:
+            yield (name if layer is None else with_layer(name, layers[layer])), entry
+    if last and not first:
         assert embedding is not None
-        yield OUTPUT, embedding
+        if shape.mtp_num_layers:
+            yield EMBEDDING, embedding
+        if shape.tied:
+            yield OUTPUT, embedding
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of one rank.
+
+    Attributes:
+        name: its name within the chunk.
+        entries: what it consists of: one entry, or those of all its experts if ``stacked``.
+        at: where the rank stands among those that share the entries' tensors.
+        stacked: whether it is Megatron's grouped form. Each expert's matrix lies transposed in
+            its memory, one after the other.
+    """
+
+    name: str
+    entries: tuple[Mapping, ...]
+    at: TensorParallel
+    stacked: bool = False
+
+    def dims(self, shape: ModelShape) -> tuple[int, ...]:
+        """Size of the tensor."""
+        dims = part_dims(self.entries[0], shape, self.at)
+        if not self.stacked:
+            return dims
+        columns, rows = dims
+        count = len(self.entries)
+        if self.name.endswith("weight1"):
+            return rows, count * columns
+        return count * rows, columns
+
+
+def held_tensors(
+    family: Family,
+    shape: ModelShape,
+    layout: PipelineLayout,
+    stage: int,
+    chunk: int,
+    at: TensorParallel,
+    grouped: bool = False,
+) -> Iterator[Held]:
+    """Every tensor of one model chunk on one rank.
+
+    Args:
+        grouped: the experts of a layer are stacked into ``experts.weight1`` ``[hidden, experts x
+            2 ffn]`` and ``experts.weight2`` ``[experts x ffn, hidden]``.
+    """
+    stacks: dict[str, list[Mapping]] = defaultdict(list)
+    for name, entry in chunk_entries(family, shape, layout, stage, chunk, at.experts):
+        if entry.expert is None:
+            yield Held(name, (entry,), at)
+        elif not grouped:
+            yield Held(name, (entry,), at.within_expert())
+        else:
+            stacks[stacked_name(name)].append(entry)
+    for name, entries in stacks.items():
+        yield Held(name, tuple(entries), at.within_expert(), stacked=True)
+
+
+def stacked_name(name: str) -> str:
+    """Name of the stack to which an expert's tensor belongs."""
+    match = _EXPERT.fullmatch(name)
+    assert match is not None
+    return f"{match[1]}.weight{match[3]}"
 
 
 def part_dims(entry: Mapping, shape: ModelShape, at: TensorParallel) -> tuple[int, ...]:
@@ -70,18 +151,48 @@ def part_dims(entry: Mapping, shape: ModelShape, at: TensorParallel) -> tuple[in
     return entry.split.part_dims(entry.dims(shape), at)
 
 
-def check_tensor_parallel(shape: ModelShape, size: int) -> None:
-    """Refuse a tensor-parallel size over which the model does not divide.
+def check_divides(shape: ModelShape, tensor: int, expert: int, expert_tensor: int) -> None:
+    """Refuse parallel sizes over which the model does not divide.
 
-    Vocabulary rows and attention heads are padded where they do not divide; the MLP is not.
+    Vocabulary rows and attention heads are padded where they do not divide; MLPs are not.
 
     Raises:
         UserError: with the sizes that fit.
     """
-    width = shape.ffn_hidden_size
+    widths = {}
+    if any(shape.is_dense(layer) for layer in range(shape.num_layers)):
+        widths["the model's MLP width"] = shape.ffn_hidden_size
+    if shape.experts is not None and shape.experts.moe_shared_expert_intermediate_size:
+        widths["the shared experts' width"] = shape.experts.moe_shared_expert_intermediate_size
+    for what, width in widths.items():
+        _check_divides(what, width, "tensor-parallel", tensor)
+    if shape.experts is None:
+        if expert > 1:
+            raise UserError(
+                f"expert-parallel size {expert}: the model has no experts; leave the flag out"
+            )
+        return
+    experts = shape.experts
+    _check_divides("the number of experts", experts.num_experts, "expert-parallel", expert)
+    width = experts.moe_ffn_hidden_size
+    _check_divides("the experts' width", width, "expert-tensor-parallel", expert_tensor)
+    if tensor % expert_tensor:
+        raise UserError(
+            f"expert-tensor-parallel size {expert_tensor} must divide the tensor-parallel size "
+            f"{tensor}: rank files are named after tensor and expert ranks, so two ranks would "
+            "share one; give 1, or leave the flag out for the tensor-parallel size"
+        )
+
+
+def _check_divides(what: str, width: int, which: str, size: int) -> None:
     if width % size:
         fits = [str(n) for n in range(1, 129) if width % n == 0]
         raise UserError(
-            f"the model's MLP width {width} does not divide over tensor-parallel size {size}; "
-            f"sizes that fit: {', '.join(fits)}"
+            f"{what} {width} does not divide over {which} size {size}; sizes that fit: "
+            f"{', '.join(fits)}"
         )
+
+
+def check_tensor_parallel(shape: ModelShape, size: int) -> None:
+    """:func:`check_divides` for a layout without expert parallelism."""
+    check_divides(shape, size, 1, size)

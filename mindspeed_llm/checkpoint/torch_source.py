@@ -17,9 +17,10 @@ from mindspeed_llm.checkpoint.placement import (
     EMBEDDING,
     OUTPUT,
     canonical_name,
-    chunk_entries,
+    held_tensors,
     is_weight,
     part_dims,
+    stacked_name,
 )
 from mindspeed_llm.checkpoint.safe_load import load_file
 from mindspeed_llm.checkpoint.source import (
@@ -45,48 +46,60 @@ class TorchSource(WeightSource):
         self.iteration = None if iteration == paths.RELEASE else iteration
         self.side_folder = side_files.find(root, hf_cfg_dir)
         self._lock = threading.Lock()
-        self._files: dict[tuple[int, int], dict[str, Any]] = {}
-        self._grid = paths.rank_grid(self.path)
-        self.args = self._file(0, 0).get("args")
+        self._files: dict[str, dict[str, Any]] = {}
+        present = paths.rank_folders(self.path)
+        self.args = self._file(present[0]).get("args")
         if self.args is None:
             raise UserError(f"{self.path} holds no args, so its model shape is unknown")
         vocab_size = side_files.vocab_size(self.side_folder)
         self.family, self.shape, self.layout = read_metadata(self.args, vocab_size)
-        named = (self.layout.tensor_parallel, self.layout.pipeline.pipeline_parallel)
-        if named != self._grid:
+        self._grid = self.layout.grid
+        self._ranks = self.layout.ranks(self.shape)
+        if set(present) != self._grid.folders():
             raise UserError(
-                f"{self.path}: its args say TP{named[0]} PP{named[1]}, its folders are for "
-                f"TP{self._grid[0]} PP{self._grid[1]}; the checkpoint is mixed from two or "
-                "incomplete"
+                f"{self.path}: its args say {self.layout.describe()}, its folders are "
+                f"{', '.join(present[:6])}{', …' if len(present) > 6 else ''}; the checkpoint is "
+                "mixed from two or incomplete"
             )
 
     def check(self) -> None:
         lines: list[str] = []
         pipeline = self.layout.pipeline
-        for tensor_rank in range(self._grid[0]):
-            at = self.layout.at(self.shape, tensor_rank)
+        for at in self._ranks:
             for stage in range(pipeline.pipeline_parallel):
                 for chunk in range(pipeline.chunks):
-                    entries = chunk_entries(self.family, self.shape, pipeline, stage, chunk)
-                    expected = {name: part_dims(e, self.shape, at) for name, e in entries}
-                    tensors = self._chunk(tensor_rank, stage, chunk)
+                    expected = {
+                        held.name: held.dims(self.shape)
+                        for held in held_tensors(
+                            self.family,
+                            self.shape,
+                            pipeline,
+                            stage,
+                            chunk,
+                            at,
+                            self.layout.grouped,
+                        )
+                    }
+                    tensors = self._chunk(at, stage, chunk)
                     found = {name: tuple(t.shape) for name, t in tensors.items()}
-                    where = paths.rank_folder(tensor_rank, stage, pipeline.pipeline_parallel)
-                    lines += name_problems(where, expected, found)
+                    lines += name_problems(self._folder(at, stage), expected, found)
         raise_problems(self.path, lines, "was it written for another layout, or by another model?")
-        self._check_tied_copy()
+        self._check_copies()
 
-    def _check_tied_copy(self) -> None:
+    def _check_copies(self) -> None:
+        """The last stage's copies of the embedding table must equal the first stage's."""
         pipeline = self.layout.pipeline
-        if not self.shape.tied or pipeline.pipeline_parallel == 1:
-            return
         last = (pipeline.pipeline_parallel - 1, pipeline.chunks - 1)
-        for rank in range(self._grid[0]):
-            embedding = self._chunk(rank, 0, 0)[EMBEDDING]
-            if not same_bits(embedding, self._chunk(rank, *last)[OUTPUT]):
+        if last == (0, 0):
+            return
+        for at in self._ranks:
+            embedding, end = self._chunk(at, 0, 0)[EMBEDDING], self._chunk(at, *last)
+            copies = [EMBEDDING] if EMBEDDING in end else []
+            copies += [OUTPUT] if self.shape.tied else []
+            if not all(same_bits(embedding, end[name]) for name in copies):
                 raise UserError(
                     f"{self.path}: the embeddings are tied, but the first and the last pipeline "
-                    f"stage hold different tables (tensor-parallel rank {rank}); the run that "
+                    f"stage hold different tables (tensor-parallel rank {at.rank}); the run that "
                     "wrote them did not keep them equal, so neither copy can be trusted"
                 )
 
@@ -97,18 +110,27 @@ class TorchSource(WeightSource):
         return entry.split.join(self._parts(entry), entry.dims(self.shape))
 
     def part(self, entry: Mapping, at: TensorParallel) -> Tensor:
-        mine = self.layout.tensor_parallel
-        if at.same_layout(self.layout.at(self.shape, 0)):
+        mine = self._stored_at(entry)
+        if at.same_layout(mine):
             return self._parts(entry)[at.rank]
-        if at.size % mine == 0 and not entry.split.padded:
+        if at.size % mine.size == 0 and not entry.split.padded:
             # Each stored part is divided further: the others need not be read.
-            finer = at.size // mine
+            finer = at.size // mine.size
             piece = self._parts(entry)[at.rank // finer]
             return entry.split.take(piece, replace(at, rank=at.rank % finer, size=finer))
+        if mine.size % at.size == 0 and not entry.split.padded:
+            coarser = mine.size // at.size
+            pieces = self._parts(entry)[at.rank * coarser : (at.rank + 1) * coarser]
+            return entry.split.join(pieces, part_dims(entry, self.shape, at))
         return super().part(entry, at)
 
+    def _stored_at(self, entry: Mapping) -> TensorParallel:
+        """The first rank among those that share the tensor of ``entry``."""
+        at = self._ranks[0]
+        return at if entry.expert is None else at.within_expert()
+
     def hf_rows(self, entry: Mapping) -> dict[str, Rows]:
-        shape = shape_of_one_rank(entry, self.shape, self.layout.tensor_parallel)
+        shape = shape_of_one_rank(entry, self.shape, self._stored_at(entry).size)
         if shape is None:
             return super().hf_rows(entry)
         by_rank = [entry.transform.inverse_rows(shape, part) for part in self._parts(entry)]
@@ -121,43 +143,69 @@ class TorchSource(WeightSource):
         return f"Megatron torch {self.layout.describe()}"
 
     def _parts(self, entry: Mapping) -> list[Tensor]:
-        """The stored tensors of all tensor-parallel ranks."""
+        """The stored parts of an entry's tensor, in the order of the ranks that share it."""
         layer = layer_of(entry.megatron)
         pipeline = self.layout.pipeline
-        name = entry.megatron
         if layer is not None:
             stage, chunk, local = pipeline.locate(layer)
-            name = with_layer(name, local)
-        elif name == EMBEDDING:
-            stage, chunk = 0, 0
+        elif entry.megatron == EMBEDDING:
+            stage, chunk, local = 0, 0, 0
         else:
-            stage, chunk = pipeline.pipeline_parallel - 1, pipeline.chunks - 1
-        parts = []
-        for rank in range(self._grid[0]):
-            tensors = self._chunk(rank, stage, chunk)
-            if name not in tensors:
-                where = paths.rank_folder(rank, stage, pipeline.pipeline_parallel)
-                raise UserError(f"{self.path / where}: {name} is missing")
-            parts.append(tensors[name])
-        return parts
+            stage, chunk, local = pipeline.pipeline_parallel - 1, pipeline.chunks - 1, 0
+        name = entry.megatron if layer is None else with_layer(entry.megatron, local)
+        if entry.expert is None:
+            holders = {at.rank: at for at in reversed(self._ranks)}
+            return [self._tensor(holders[i], stage, chunk, name) for i in sorted(holders)]
+        return self._expert_parts(entry, entry.expert, stage, chunk, name)
 
-    def _chunk(self, tensor_rank: int, stage: int, chunk: int) -> dict[str, Tensor]:
+    def _expert_parts(
+        self, entry: Mapping, expert: int, stage: int, chunk: int, name: str
+    ) -> list[Tensor]:
+        assert self.shape.experts is not None
+        parts: dict[int, Tensor] = {}
+        for at in self._ranks:
+            assert at.experts is not None
+            local = at.experts.holds(expert, self.shape.experts.num_experts)
+            if local is None or at.experts.tensor_rank in parts:
+                continue
+            if self.layout.grouped:
+                stack = self._tensor(at, stage, chunk, stacked_name(name))
+                # In memory: one transposed matrix after the other.
+                columns, rows = part_dims(entry, self.shape, at.within_expert())
+                part = stack.view(-1, rows, columns)[local].t()
+            else:
+                here = name.replace(f".local_experts.{expert}.", f".local_experts.{local}.")
+                part = self._tensor(at, stage, chunk, here)
+            parts[at.experts.tensor_rank] = part
+        return [parts[rank] for rank in sorted(parts)]
+
+    def _tensor(self, at: TensorParallel, stage: int, chunk: int, name: str) -> Tensor:
+        tensors = self._chunk(at, stage, chunk)
+        if name not in tensors:
+            raise UserError(f"{self.path / self._folder(at, stage)}: {name} is missing")
+        return tensors[name]
+
+    def _folder(self, at: TensorParallel, stage: int) -> str:
+        expert_rank = at.experts.rank if at.experts is not None else 0
+        return self._grid.folder(at.rank, stage, expert_rank)
+
+    def _chunk(self, at: TensorParallel, stage: int, chunk: int) -> dict[str, Tensor]:
         """Weights of one model chunk of one rank under the weight map's names."""
         key = self.layout.pipeline.chunk_keys()[chunk]
-        content = self._file(tensor_rank, stage)
+        content = self._file(self._folder(at, stage))
         if key not in content:
             raise UserError(f"{self.path}: a rank file has no {key!r}; it holds {list(content)}")
         return content[key]
 
-    def _file(self, tensor_rank: int, stage: int) -> dict[str, Any]:
+    def _file(self, folder: str) -> dict[str, Any]:
         with self._lock:
-            if (tensor_rank, stage) not in self._files:
-                folder = paths.rank_folder(tensor_rank, stage, self._grid[1])
-                content = load_file(self.path / folder / paths.RANK_FILE)
+            if folder not in self._files:
+                path = self.path / folder / paths.RANK_FILE
+                content = load_file(path)
                 if not isinstance(content, dict):
-                    raise UserError(f"{self.path / folder / paths.RANK_FILE} holds no dictionary")
-                self._files[tensor_rank, stage] = _with_canonical_names(content)
-            return self._files[tensor_rank, stage]
+                    raise UserError(f"{path} holds no dictionary")
+                self._files[folder] = _with_canonical_names(content)
+            return self._files[folder]
 
 
 def _with_canonical_names(content: dict[str, Any]) -> dict[str, Any]:

@@ -40,10 +40,7 @@ class PipelineLayout:
     def places(self) -> list[int | None]:
         """All layers in the order in which they are computed, None for each no-op layer."""
         return [
-            layer
-            for chunk in range(self.chunks)
-            for stage in self.stages
-            for layer in stage[chunk]
+            layer for chunk in range(self.chunks) for stage in self.stages for layer in stage[chunk]
         ]
 
     @property
@@ -135,9 +132,9 @@ class PipelineLayout:
                 f"({total - len(noop_layers)} layers and {len(noop_layers)} no-op layers)"
             )
         layers = iter(range(total))
-        number = {place: next(layers) for place in range(total) if place not in noop_layers}
+        number = [None if place in noop_layers else next(layers) for place in range(total)]
         stages = tuple(
-            tuple(tuple(number.get(place) for place in chunk) for chunk in stage)
+            tuple(tuple(number[place] for place in chunk if place is not None) for chunk in stage)
             for stage in self.stages
         )
         if any(set(chunk) == {None} for stage in stages for chunk in stage):

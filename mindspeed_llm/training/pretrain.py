@@ -86,7 +86,6 @@ def _train(
     tokenizer: Tokenizer | NullTokenizer | None,
     notes: tuple[str, ...],
 ) -> None:
-    from mindspeed_llm.checkpoint.metadata import CheckpointLayout
     from mindspeed_llm.training.checkpointing.load import (
         needs_source,
         resume,
@@ -99,7 +98,7 @@ def _train(
     from mindspeed_llm.training.stages import build_micro_batches, train_iterations
 
     finetune = cfg.checkpoint.finetune
-    layout = CheckpointLayout(position.tensor_size, model.layout(cfg), model.padded_vocab(cfg))
+    layout = model.checkpoint_layout(cfg)
     micro_batches = build_micro_batches(cfg, position)
     train_iters = train_iterations(cfg)
     run, loaded = build_run(

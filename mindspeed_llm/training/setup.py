@@ -71,7 +71,14 @@ class Run:
     @property
     def checkpoint_layout(self) -> CheckpointLayout:
         """How a checkpoint of this run is divided over ranks."""
-        return CheckpointLayout(self.position.tensor_size, self.layout, self.padded_vocab_size)
+        return self.model.checkpoint_layout(self.cfg)
+
+    @property
+    def rank_folder(self) -> str:
+        """Name of this rank's folder in a checkpoint of format torch."""
+        at = self.position
+        expert_rank = at.expert_rank if self.model.shape.experts is not None else 0
+        return self.checkpoint_layout.grid.folder(at.tensor, at.pipeline, expert_rank)
 
 
 def build_run(

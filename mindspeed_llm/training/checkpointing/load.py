@@ -40,11 +40,7 @@ def inspect(start: Start) -> Saved | None:
     if folder is None:
         return None
     torch_dist = paths.is_torch_dist(folder)
-    if torch_dist:
-        file = folder / "common.pt"
-    else:
-        _, pipeline = paths.rank_grid(folder)
-        file = folder / paths.rank_folder(0, 0, pipeline) / paths.RANK_FILE
+    file = folder / "common.pt" if torch_dist else paths.first_rank_file(folder)
     # This also refuses unsafe classes, before Megatron's own loader, which allows any, sees it.
     state = load_file(file)
     weights_only = "opt_param_scheduler" not in state
@@ -81,9 +77,7 @@ def resume(run: Run, saved: Saved) -> list[str]:
     if saved.torch_dist:
         state = dist_format.load(run, saved.folder, optimizer=optimizer, rng=rng)
     elif same:
-        at = run.position
-        folder = saved.folder / paths.rank_folder(at.tensor, at.pipeline, at.pipeline_size)
-        state = torch_format.load(run, folder, optimizer=optimizer, rng=rng)
+        state = torch_format.load(run, saved.folder / run.rank_folder, optimizer=optimizer, rng=rng)
     else:
         state = _state_at_another_layout(saved, optimizer)
     progress, args = run.progress, saved.args
@@ -115,8 +109,7 @@ def _state_at_another_layout(saved: Saved, optimizer: bool) -> dict[str, Any]:
             "torch_dist, which loads at any; --no-load-optim takes the weights with a fresh "
             "optimizer"
         )
-    _, pipeline = paths.rank_grid(saved.folder)
-    return load_file(saved.folder / paths.rank_folder(0, 0, pipeline) / paths.RANK_FILE)
+    return load_file(paths.first_rank_file(saved.folder))
 
 
 def _require_same_optimizer(run: Run, saved: Saved, wanted: bool) -> None:

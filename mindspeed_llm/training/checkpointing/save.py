@@ -43,8 +43,7 @@ def save_checkpoint(run: Run) -> None:
     if options.ckpt_format == "torch_dist":
         dist_format.save(run, folder, common, rng)
     else:
-        rank_folder = paths.rank_folder(at.tensor, at.pipeline, at.pipeline_size)
-        torch_format.save(run, folder / rank_folder, common, rng)
+        torch_format.save(run, folder / run.rank_folder, common, rng)
     torch.distributed.barrier()
     if at.rank == 0:
         manifest.write(folder, iteration, options.ckpt_format)
