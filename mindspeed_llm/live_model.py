@@ -30,11 +30,21 @@ def params_dtype(cfg: Config) -> torch.dtype:
 
 def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
     """Fields of ``TransformerConfig`` that are about the run, not about the architecture."""
-    model, training, parallel = cfg.model, cfg.training, cfg.parallel
+    model, training, parallel, moe = cfg.model, cfg.training, cfg.parallel, cfg.moe
     interleaved = layout.chunks > 1
     return {
         "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
         "sequence_parallel": sequence_parallel(cfg),
+        "expert_model_parallel_size": moe.expert_model_parallel_size,
+        "expert_tensor_parallel_size": (
+            moe.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
+        ),
+        "moe_token_dispatcher_type": moe.moe_token_dispatcher_type,
+        "moe_router_load_balancing_type": moe.moe_router_load_balancing_type,
+        "moe_aux_loss_coeff": moe.moe_aux_loss_coeff,
+        "moe_z_loss_coeff": moe.moe_z_loss_coeff,
+        "moe_router_bias_update_rate": moe.moe_router_bias_update_rate,
+        "moe_router_dtype": moe.moe_router_dtype,
         "attention_dropout": model.attention_dropout,
         "hidden_dropout": model.hidden_dropout,
         "init_method_std": model.init_method_std,

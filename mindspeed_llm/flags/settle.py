@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindspeed_llm.flags.config import Config
+from mindspeed_llm.flags.experts import settle_experts
 
 _FORM = {"normalization", "swiglu", "position_embedding_type", "add_bias_linear"}
 """Flags of the model's form, where the defaults here differ from Megatron's."""
@@ -45,12 +46,15 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     ):
         training = replace(training, check_for_nan_in_loss_and_grad=False)
         notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
+    moe, expert_notes = settle_experts(config)
+    notes += expert_notes
     if optimizer.weight_decay_incr_style == "constant":
         decay = optimizer.weight_decay
         optimizer = replace(optimizer, start_weight_decay=decay, end_weight_decay=decay)
     settled = replace(
         config,
         model=model,
+        moe=moe,
         training=training,
         parallel=parallel,
         optimizer=optimizer,

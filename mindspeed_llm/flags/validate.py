@@ -9,6 +9,7 @@ from mindspeed.errors import UserError
 from mindspeed_llm.console import say
 from mindspeed_llm.flags.checks import faults
 from mindspeed_llm.flags.config import Config
+from mindspeed_llm.flags.experts import expert_faults
 from mindspeed_llm.flags.settle import settle
 from mindspeed_llm.launch import is_rank
 
@@ -76,7 +77,11 @@ def validate(config: Config, world_size: int) -> Derived:
         )
     data_parallel = world_size // model_parallel
     chunks = _chunks(config)
-    problems = [*_shape_faults(config), *_sequence_faults(config)]
+    problems = [
+        *_shape_faults(config),
+        *_sequence_faults(config),
+        *expert_faults(config, world_size),
+    ]
     if config.tool == "pretrain":
         problems += _batch_faults(config, data_parallel, interleaved=chunks is not None)
         problems += _recompute_faults(config, chunks or 1)

@@ -69,6 +69,7 @@ def to_flags(shape: ModelShape) -> dict[str, Any]:
         "multi_latent_attention": shape.latent is not None,
         **{name: getattr(shape.latent, name, None) for name in _LATENT},
         **{name: getattr(shape.experts, name, None) for name in _EXPERTS},
+        "n_shared_experts": _shared_experts(shape.experts),
     }
 
 
@@ -141,13 +142,25 @@ def _experts(flags: Flags) -> Experts | None:
     if not flags.get("num_experts"):
         return None
     values = {name: flags[name] for name in _EXPERTS if flags.get(name) is not None}
-    values.setdefault("moe_ffn_hidden_size", flags.get("ffn_hidden_size"))
+    width = values.setdefault("moe_ffn_hidden_size", flags.get("ffn_hidden_size"))
+    if shared := flags.get("n_shared_experts"):
+        values.setdefault("moe_shared_expert_intermediate_size", shared * width)
     topk, group_topk = values.get("moe_router_topk", 2), flags.get("moe_router_group_topk")
     values.setdefault("moe_router_topk", topk)
     if flags.get("norm_topk_prob") is None:
         # Megatron: softmax over the chosen ones, unless over all before the choice.
         values["norm_topk_prob"] = not flags.get("moe_router_pre_softmax")
     return Experts(**values, group_score_topk=topk // group_topk if group_topk else 1)
+
+
+def _shared_experts(experts: Experts | None) -> int | None:
+    """The shared expert's width in units of a routed one's, where it is a multiple."""
+    if experts is None:
+        return None
+    count, rest = divmod(
+        experts.moe_shared_expert_intermediate_size or 0, experts.moe_ffn_hidden_size
+    )
+    return None if rest else count
 
 
 def _scaling_flags(scaling: rope_scaling.Scaling | None) -> dict[str, Any]:

@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
     "text for a number": Case(TRAIN + " --lr fast", ("--lr", "fast")),
     "negative size": Case(TRAIN + " --micro-batch-size -1", ("--micro-batch-size",)),
     "flag of another command": Case(GENERATE + " --input x", ("--input", "preprocess")),
-    "feature that is not there": Case(TRAIN + " --num-experts 8", ("--num-experts 8",)),
+    "feature that is not there": Case(TRAIN + " --optimizer muon", ("--optimizer muon",)),
     "learning rate missing": Case(TRAIN.replace("--lr 1e-3", ""), ("--lr is required",)),
     "min-lr above lr": Case(TRAIN + " --min-lr 1", ("--min-lr 1 is above --lr 0.001",)),
     "warm-up longer than the run": Case(TRAIN + " --lr-warmup-iters 5", ("--lr-warmup-iters 5",)),

@@ -209,5 +209,4 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "--lora-load ./ckpt/qwen3_lora",
         "--lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2",
     ),
-    "qwen3 moe pretrain": ("--num-experts 128", "--expert-model-parallel-size 8"),
 }

@@ -132,7 +132,9 @@ def test_old_name_of_a_refused_flag_is_refused_too(capsys):
 
 REFUSALS = [
     ("pretrain", "--context-parallel-size 2", "context parallelism"),
-    ("pretrain", "--num-experts 8", "mixture of experts"),
+    ("pretrain", "--num-experts 8 --moe-expert-capacity-factor 1", "dropping of tokens"),
+    ("pretrain", "--num-experts 8 --moe-token-dispatcher-type flex", "DeepEP"),
+    ("pretrain", "--num-experts 8 --moe-layer-freq ([0]*3+[1]*5)", "some layers only"),
     ("pretrain", "--multi-latent-attention", "latent attention"),
     ("pretrain", "--mtp-num-layers 1", "multi-token prediction"),
     ("pretrain", "--noop-layers 2,3", "no-op layers"),

@@ -74,8 +74,8 @@ def test_command_line_wins(write):
 
 
 def test_missing_feature_in_a_file_is_refused(write):
-    with pytest.raises(UserError, match="--num-experts 8 needs mixture of experts"):
-        parse("pretrain", ["--config", write(FLAT + "num_experts: 8\n")])
+    with pytest.raises(UserError, match="--context-parallel-size 8 needs context"):
+        parse("pretrain", ["--config", write(FLAT + "context_parallel_size: 8\n")])
 
 
 def test_form_of_model_that_does_not_exist_is_refused(write):
