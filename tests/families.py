@@ -38,6 +38,28 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0, 2.5, 3.0],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_DEEPSEEK_EXPERTS = {
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_parameters": _LLAMA3},
@@ -112,6 +134,62 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "deepseek2-lite": {
+        "model_type": "deepseek_v2",
+        **_LATENT,
+        **_DEEPSEEK_EXPERTS,
+        "q_lora_rank": None,
+        "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek2": {
+        "model_type": "deepseek_v2",
+        **_LATENT,
+        **_DEEPSEEK_EXPERTS,
+        "q_lora_rank": 20,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 3.0,
+        # The factor of cosine and sine is not 1 here.
+        "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+    },
+    "deepseek3": {
+        "model_type": "deepseek_v3",
+        **_LATENT,
+        **_DEEPSEEK_EXPERTS,
+        "q_lora_rank": 20,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "deepseek3-plain": {
+        "model_type": "deepseek_v3",
+        **_LATENT,
+        **_DEEPSEEK_EXPERTS,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "glm45-air": {
+        "model_type": "glm4_moe",
+        **_DEEPSEEK_EXPERTS,
+        "n_shared_experts": 1,
+        "head_dim": 24,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "glm45": {
+        "model_type": "glm4_moe",
+        **_DEEPSEEK_EXPERTS,
+        "n_shared_experts": 1,
+        "head_dim": 24,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 2,
+    },
 }
 
 
@@ -159,5 +237,8 @@ def write_tiny_hf(folder: Path, name: str, seed: int = 0, **changes: Any) -> Pat
                 parameter.copy_(0.1 * torch.randn_like(parameter))
             else:
                 parameter.mul_(3.0)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return folder

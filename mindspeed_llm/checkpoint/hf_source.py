@@ -18,6 +18,7 @@ from mindspeed_llm.checkpoint.source import (
     raise_problems,
     shape_of_one_rank,
 )
+from mindspeed_llm.models import mtp
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import family_of_hf_config, read_hf_config
 from mindspeed_llm.models.splits import COLUMN, TensorParallel, same_bits
@@ -42,8 +43,9 @@ class HfSource(WeightSource):
         self.config = config = read_hf_config(folder)
         self.path = self.side_folder = folder
         self.family = family_of_hf_config(config, str(folder / "config.json"))
-        self.shape = self.family.config.to_shape(config, str(folder / "config.json"))
+        shape = self.family.config.to_shape(config, str(folder / "config.json"))
         self._stored = HfTensors(folder)
+        self.shape = mtp.shape_of_files(shape, self._stored.specs)
         self.ignored = [name for name in self._stored.specs if BUFFERS.search(name)]
         self._left_out: frozenset[str] = frozenset()
         self.redundant_output: str | None = None
@@ -56,7 +58,8 @@ class HfSource(WeightSource):
         """Take the first ``count`` layers only, as though the model had no others."""
         if count > self.shape.num_layers:
             raise UserError(f"--num-layers {count}: the model has {self.shape.num_layers} layers")
-        kept = replace(self.shape, num_layers=count)
+        # Layers that predict further tokens are counted on from the last one.
+        kept = replace(self.shape, num_layers=count, mtp_num_layers=0)
         names = {name for entry in self.entries() for name in entry.hf}
         kept_names = {n for e in self.family.weights(kept).expand(kept) for n in e.hf}
         self._left_out = frozenset(names - kept_names)
@@ -68,13 +71,13 @@ class HfSource(WeightSource):
 
     @property
     def files(self) -> list[Path]:
-        """The weight files."""
-        return self._stored.files
+        return [self.path / "config.json", *self._stored.files]
 
     def check(self) -> None:
         expected: dict[str, tuple[int, ...]] = {}
         for entry in self.entries():
-            expected.update(entry.hf_shapes(self.shape))
+            shapes = entry.hf_shapes(self.shape)
+            expected.update({name: shapes[name] for name in self._stored_names(entry)})
         found = {name: spec.dims for name, spec in self._stored.specs.items()}
         for name in (*self.ignored, *self._left_out, self.redundant_output):
             found.pop(name, None)  # type: ignore[arg-type]
@@ -86,6 +89,10 @@ class HfSource(WeightSource):
         )
         if self.redundant_output is not None:
             self._check_redundant_output(self.redundant_output)
+        for entry in self.entries():
+            for name in entry.copies:
+                if name in self._stored.specs:
+                    self._check_copy(name, entry.hf[0])
 
     def _check_redundant_output(self, name: str) -> None:
         embedding = self.family.weights(self.shape).by_megatron_name(self.shape)[EMBEDDING].hf[0]
@@ -96,8 +103,16 @@ class HfSource(WeightSource):
                 "tie_word_embeddings to false in config.json; if not, delete the tensor"
             )
 
+    def _check_copy(self, name: str, original: str) -> None:
+        if not same_bits(self._stored.get(name), self._stored.get(original)):
+            raise UserError(
+                f"{self.path}: {name} differs from {original}, but all layers of multi-token "
+                "prediction share the model's tables here; the files are of different models, or "
+                "the layers were trained with tables of their own"
+            )
+
     def dtypes(self, entry: Mapping) -> set[torch.dtype]:
-        return {self._stored.specs[name].dtype for name in entry.hf}
+        return {self._stored.specs[name].dtype for name in self._stored_names(entry)}
 
     def full(self, entry: Mapping) -> Tensor:
         return entry.to_megatron(self.shape, self._tensors(entry))
@@ -112,8 +127,17 @@ class HfSource(WeightSource):
         cut = tuple(COLUMN.take(tensor, at) for tensor in self._tensors(entry))
         return entry.transform.forward_rows(shape, cut)
 
+    def hf_rows(self, entry: Mapping) -> dict[str, Rows]:
+        names = zip(entry.hf, self._stored_names(entry), strict=True)
+        return {name: [self._stored.get(stored)] for name, stored in names}
+
     def _tensors(self, entry: Mapping) -> tuple[Tensor, ...]:
-        return tuple(self._stored.get(name) for name in entry.hf)
+        return tuple(self._stored.get(name) for name in self._stored_names(entry))
+
+    def _stored_names(self, entry: Mapping) -> tuple[str, ...]:
+        """The entry's names, with the original's for copies that are not there."""
+        absent = [name for name in entry.copies if name not in self._stored.specs]
+        return tuple(entry.hf[0] if name in absent else name for name in entry.hf)
 
     def describe(self) -> str:
         return "Hugging Face"

@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import (
+    MLATransformerConfig,
+    TransformerConfig,
+)
 
 from mindspeed.errors import UserError
+from mindspeed_llm.models import latent, moe, mtp
 from mindspeed_llm.models.gpt import GPTModel
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.rotary import set_concentration
@@ -63,28 +67,37 @@ def transformer_config(
         "pipeline_model_parallel_size": layout.pipeline_parallel,
         "pipeline_dtype": params_dtype,
         "virtual_pipeline_model_parallel_size": None if layout.uneven else virtual,
-        "pipeline_model_parallel_layout": _megatron_layout(layout) if layout.uneven else None,
+        "pipeline_model_parallel_layout": (
+            _megatron_layout(layout, shape.mtp_num_layers) if layout.uneven else None
+        ),
+        **mtp.config_fields(shape),
+        **moe.config_fields(shape, layout),
     }
     if shape.activation != "silu":
         # Megatron's fused forms are SiLU and its own approximation of GELU.
         megatron["bias_activation_fusion"] = False
-    config = TransformerConfig(**fields, **megatron)
+    config_class = TransformerConfig
+    if shape.latent is not None:
+        config_class, fields = MLATransformerConfig, fields | latent.config_fields(shape)
+    config = config_class(**fields, **megatron)
     # What Megatron's config has no field for.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.post_norm = shape.post_norm
+    moe.set_routing(config, shape)
     if shape.rope_scaling is not None:
         set_concentration(config, shape.rope_scaling.attention_factor)
     return config
 
 
-def _megatron_layout(layout: PipelineLayout) -> list[list[str]]:
+def _megatron_layout(layout: PipelineLayout, mtp_layers: int) -> list[list[str]]:
     """Megatron's description of an uneven layout: the parts of each (chunk, stage) in order."""
     parts = []
     for chunk in range(layout.chunks):
         for stage, chunks in enumerate(layout.stages):
             layers = ["decoder"] * len(chunks[chunk])
             first = ["embedding"] if layout.is_first(stage, chunk) else []
-            last = ["loss"] if layout.is_last(stage, chunk) else []
+            end = ["mtp"] * mtp_layers + ["loss"]
+            last = end if layout.is_last(stage, chunk) else []
             parts.append(first + layers + last)
     return parts
 
@@ -101,12 +114,13 @@ def build_model(
     Needs Megatron's process groups (``parallel_state``) to be initialised.
     """
     spec = layer_spec if isinstance(layer_spec, ModuleSpec) else layer_spec(config)
+    ahead = mtp.block_spec(config, spec)
     stage = parallel_state.get_pipeline_model_parallel_rank()
     return [
         GPTModel(
             shape=shape,
             config=config,
-            transformer_layer_spec=spec,
+            transformer_layer_spec=moe.chunk_spec(spec, shape, layout.stages[stage][chunk]),
             vocab_size=padded_vocab_size,
             max_sequence_length=shape.max_position_embeddings,
             pre_process=layout.is_first(stage, chunk),
@@ -116,6 +130,7 @@ def build_model(
             position_embedding_type="rope",
             rotary_base=shape.rotary_base,
             rotary_percent=shape.rotary_percent,
+            mtp_block_spec=ahead if layout.is_last(stage, chunk) else None,
             vp_stage=chunk if layout.chunks > 1 else None,
         )
         for chunk in range(layout.chunks)

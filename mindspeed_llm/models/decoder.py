@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mindspeed_llm.models import latent, mtp
 from mindspeed_llm.models.hf_config import Config, Field, Fixed
 from mindspeed_llm.models.mapping import Mapping, WeightMap, layer_entry
-from mindspeed_llm.models.moe import HfExpertNames, expert_entries
+from mindspeed_llm.models.moe import DENSE_KEYS_MAP, HfExpertNames, expert_entries, mlp_spec
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import (
     GATED_COLUMN,
@@ -16,7 +17,13 @@ from mindspeed_llm.models.splits import (
     ROW,
     VOCAB_ROWS,
 )
-from mindspeed_llm.models.transforms import FUSE_GATE_UP, FUSE_QKV, REGROUP_QKV, RENAME
+from mindspeed_llm.models.transforms import (
+    FUSE_GATE_UP,
+    FUSE_QKV,
+    REGROUP_QKV,
+    RENAME,
+    SHARED,
+)
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
@@ -34,6 +41,7 @@ CONFIG_FIELDS = (
 )
 HEAD_DIM = Field("head_dim", "kv_channels")
 SILU = Fixed("hidden_act", ("silu",))
+_FUSED_NORM = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
 NO_SLIDING_WINDOW = (Fixed("use_sliding_window", (False,)),)
 
 
@@ -69,13 +77,14 @@ class HfNames:
 def weight_map(shape: ModelShape, names: HfNames = HfNames()) -> WeightMap:
     """The table of a decoder with fused QKV and gated MLP on Megatron's side.
 
-    QKV biases, query/key norms, norms of outputs, experts and a separate output layer appear if the
-    shape has them.
+    QKV biases, query/key norms, norms of outputs, latent attention, experts, layers that predict
+    further ahead and a separate output layer appear if the shape has them.
     """
     table = Mapping(
         "embedding.word_embeddings.weight",
-        ("model.embed_tokens.weight",),
+        ("model.embed_tokens.weight", *mtp.copies(shape, "embed_tokens.weight")),
         lambda s: (s.vocab_size, s.hidden_size),
+        transform=SHARED,
         split=VOCAB_ROWS,
     )
     end = [Mapping("decoder.final_layernorm.weight", ("model.norm.weight",), _hidden)]
@@ -83,8 +92,9 @@ def weight_map(shape: ModelShape, names: HfNames = HfNames()) -> WeightMap:
         end.append(
             Mapping(
                 "output_layer.weight",
-                ("lm_head.weight",),
+                ("lm_head.weight", *mtp.copies(shape, "shared_head.head.weight")),
                 lambda s: (s.vocab_size, s.hidden_size),
+                transform=SHARED,
                 split=VOCAB_ROWS,
             )
         )
@@ -93,7 +103,7 @@ def weight_map(shape: ModelShape, names: HfNames = HfNames()) -> WeightMap:
         layer += expert_entries(shape, names.experts)
     if shape.experts is None or shape.experts.first_k_dense_replace:
         layer += mlp_entries(names)
-    return WeightMap((table, *layer, *end))
+    return WeightMap((table, *layer, *end, *mtp.entries(shape, layer)))
 
 
 def norm_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
@@ -106,7 +116,9 @@ def norm_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
 
 
 def attention_entries(shape: ModelShape, names: HfNames) -> list[Mapping]:
-    """Attention with grouped heads."""
+    """Attention: latent, or with grouped heads."""
+    if shape.latent is not None:
+        return latent.attention_entries(shape)
     fuse = FUSE_QKV if len(names.qkv) == 3 else REGROUP_QKV
     entries = [
         layer_entry(
@@ -166,26 +178,19 @@ def mlp_entries(names: HfNames) -> list[Mapping]:
     ]
 
 
-def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """Megatron's module spec of one layer; query/key norms if the config asks for them."""
-    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-    from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+def attention_spec(config: TransformerConfig) -> ModuleSpec:
+    """Megatron's module spec of attention with grouped heads; query/key norms if asked for."""
     from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.spec_utils import ModuleSpec
-    from megatron.core.transformer.transformer_layer import (
-        TransformerLayer,
-        TransformerLayerSubmodules,
-    )
 
     from mindspeed.transformer.spec_provider import MindSpeedSpecProvider
 
     backend = MindSpeedSpecProvider()
-    rms = config.normalization == "RMSNorm"
-    norm = backend.layer_norm(rms_norm=rms)
-    qk_norm = backend.layer_norm(rms_norm=rms, for_qk=True) if config.qk_layernorm else IdentityOp
-    attention = ModuleSpec(
+    norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm", for_qk=True)
+    qk_norm = norm if config.qk_layernorm else IdentityOp
+    return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
@@ -196,17 +201,35 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
             k_layernorm=qk_norm,
         ),
     )
+
+
+def layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """Megatron's module spec of one layer, with what the config asks for."""
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_layer import (
+        TransformerLayer,
+        TransformerLayerSubmodules,
+    )
+
+    from mindspeed.transformer.spec_provider import MindSpeedSpecProvider
+
+    backend = MindSpeedSpecProvider()
+    norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
+    grouped = not config.multi_latent_attention
+    experts = config.num_moe_experts is not None
     layer = {
         "input_layernorm": norm,
-        "self_attention": attention,
+        "self_attention": attention_spec(config) if grouped else latent.attention_spec(config),
         "self_attn_bda": get_bias_dropout_add,
         "pre_mlp_layernorm": norm,
-        "mlp": get_mlp_module_spec_for_backend(backend=backend),
+        "mlp": mlp_spec(backend) if experts else get_mlp_module_spec_for_backend(backend=backend),
         "mlp_bda": get_bias_dropout_add,
         # torch_dist checkpoints use the names of Megatron's fused norm + linear layers.
         "sharded_state_dict_keys_map": {
-            "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-            "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+            **(_FUSED_NORM if grouped else latent.FUSED_NORMS),
+            **({} if experts else DENSE_KEYS_MAP),
         },
     }
     if not getattr(config, "post_norm", False):

@@ -5,15 +5,19 @@
 - rotary frequencies: every scaling of :mod:`mindspeed_llm.models.rope_scaling`;
 - factors of the embedding, and soft-capped logits;
 - the loss: computed from the hidden states in chunks of tokens, so that the fp32 logits of a
-  whole batch never exist, and without the rows that only pad the vocabulary.
+  whole batch never exist, and without the rows that only pad the vocabulary; that of layers which
+  predict further tokens (:mod:`mindspeed_llm.models.mtp`) is added in training, and they do not
+  run otherwise.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, roll_tensor
 from torch import Tensor
 
 from mindspeed.ops.linear_cross_entropy import linear_cross_entropy
@@ -28,6 +32,10 @@ class GPTModel(MegatronGPTModel):
     Args:
         shape: the architecture; ``shape.vocab_size`` rows of the padded table are real.
         **kwargs: as Megatron's ``GPTModel``.
+
+    Attributes:
+        further_losses: sum and number of the losses of each layer that predicts further tokens,
+            ``[layers, 2]``, since the model was built or they were last set to zero.
     """
 
     def __init__(self, shape: ModelShape, **kwargs) -> None:
@@ -42,22 +50,39 @@ class GPTModel(MegatronGPTModel):
                 rotary_interleaved=shape.use_glm_rope,
                 use_cpu_initialization=self.config.use_cpu_initialization,
             )
-        if self.pre_process and shape.embedding_multiplier_scale != 1.0:
+        self.further_losses = torch.zeros(shape.mtp_num_layers, 2)
+        if hasattr(self, "embedding") and shape.embedding_multiplier_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
 
     def _scale_embedding(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
         # The factor is rounded to the model's type, as transformers does.
         return output * output.new_tensor(self.shape.embedding_multiplier_scale)
 
-    def _postprocess(self, hidden_states: Tensor, *args, labels: Tensor | None = None, **kwargs):
+    def _postprocess(
+        self,
+        hidden_states: Tensor,
+        *,
+        labels: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+        **layer_inputs: Any,
+    ) -> Tensor:
         """Hidden states ``[s, b, h]`` to per-token losses ``[b, s]``, or to logits ``[b, s, v]``.
 
         Logits keep the padded vocabulary; see :meth:`real_logits`.
         """
-        if not self.post_process or labels is None:
-            out = super()._postprocess(hidden_states, *args, labels=labels, **kwargs)
+        if not self.post_process:
+            return hidden_states
+        if labels is None:
+            weight = self.output_weight()
+            logits, _ = self.output_layer(hidden_states, weight, runtime_gather_output)
             cap = self.shape.output_logit_softcapping
-            return soft_cap(out, cap) if self.post_process and cap else out
+            return (soft_cap(logits, cap) if cap else logits).transpose(0, 1).contiguous()
+        if self.mtp_process and self.training:
+            hidden_states = self._predict_further(hidden_states, labels, loss_mask, layer_inputs)
+        return self._losses(hidden_states, labels)
+
+    def _losses(self, hidden_states: Tensor, labels: Tensor) -> Tensor:
         return linear_cross_entropy(
             hidden_states,
             self.output_weight(),
@@ -67,6 +92,31 @@ class GPTModel(MegatronGPTModel):
             sequence_parallel=self.config.sequence_parallel,
             softcap=self.shape.output_logit_softcapping,
         )
+
+    def _predict_further(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor | None,
+        layer_inputs: dict[str, Any],
+    ) -> Tensor:
+        """The same hidden states, with whose gradient that of the further losses comes."""
+        names = ("input_ids", "position_ids", "attention_mask", "rotary_pos_emb")
+        given = {name: layer_inputs[name] for name in names}
+        states = self.mtp(hidden_states=hidden_states, embedding=self.embedding, **given)
+        layers = self.shape.mtp_num_layers
+        hidden_states, *further = states.chunk(1 + layers)
+        mask = torch.ones_like(labels) if loss_mask is None else loss_mask
+        for layer, state in enumerate(further):
+            labels, _ = roll_tensor(labels)
+            mask, count = roll_tensor(mask)
+            losses = self._losses(state, labels) * mask
+            self.further_losses[layer] += torch.stack([losses.detach().sum(), count]).cpu()
+            if not self.config.calculate_per_token_loss:
+                losses = losses / count
+            scale = self.config.mtp_loss_scaling_factor / layers
+            hidden_states = MTPLossAutoScaler.apply(hidden_states, scale * losses)
+        return hidden_states
 
     def sharded_state_dict(self, *args, **kwargs) -> dict[str, Any]:
         """As Megatron's, with attention weights that load at layouts with other padding heads.

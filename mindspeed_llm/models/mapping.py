@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import REPLICATED, Split
-from mindspeed_llm.models.transforms import RENAME, Transform
+from mindspeed_llm.models.transforms import RENAME, SHARED, Transform
 
 Dims = Callable[[ModelShape], tuple[int, ...]]
 
@@ -49,6 +49,11 @@ class Mapping:
     layers: Callable[[ModelShape, int], bool] = _every_layer
     keep_fp32: bool = False
     expert: int | None = None
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Hugging Face names that hold a tensor once more, and that files may lack."""
+        return self.hf[1:] if self.transform is SHARED else ()
 
     def at_layer(self, shape: ModelShape, layer: int) -> Iterator[Mapping]:
         """The entries of one layer: none, one, or one for each expert."""

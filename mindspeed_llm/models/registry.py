@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed.errors import UserError
+from mindspeed_llm.models.deepseek2 import DEEPSEEK2
+from mindspeed_llm.models.deepseek3 import DEEPSEEK3
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.gemma2 import GEMMA2
 from mindspeed_llm.models.glm4 import GLM4
+from mindspeed_llm.models.glm45 import GLM45
 from mindspeed_llm.models.llama import LLAMA
 from mindspeed_llm.models.mistral import MISTRAL
 from mindspeed_llm.models.mixtral import MIXTRAL
@@ -38,13 +41,16 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     QWEN2_MOE,
     MIXTRAL,
+    DEEPSEEK2,
+    DEEPSEEK3,
+    GLM45,
 )
 
 # Names that users of the field may give and that have no family file yet.
 NOT_YET = frozenset(
     """
-    qwen3-next gemma glm45 glm45-air glm5 deepseek2 deepseek2-lite
-    deepseek3 deepseek32 deepseek4 phi3.5-moe mamba2 plm bailing_mini longcat minimax_m2 gpt-oss
+    qwen3-next gemma glm5 deepseek32 deepseek4 phi3.5-moe mamba2 plm bailing_mini longcat minimax_m2
+    gpt-oss
     """.split()
 )
 
@@ -105,6 +111,10 @@ def family_of_hf_config(config: Mapping[str, Any], where: str = "config.json") -
 def family_of_shape(shape: ModelShape) -> Family:
     """The family whose structure a shape has, when no name and no ``config.json`` is given."""
     if shape.experts is not None:
+        if shape.experts.moe_router_score_function == "sigmoid":
+            return GLM45 if shape.latent is None else DEEPSEEK3
+        if shape.latent is not None:
+            return DEEPSEEK2
         if shape.qk_layernorm:
             return QWEN3_MOE
         return QWEN2_MOE if shape.experts.shared_expert_gate else MIXTRAL

@@ -53,6 +53,16 @@ class Rename(Transform):
         return ([tensor],)
 
 
+class Shared(Transform):
+    """A table that each layer of multi-token prediction has a copy of, which files may lack."""
+
+    def forward_rows(self, shape: ModelShape, tensors: tuple[Tensor, ...]) -> Rows:
+        return [tensors[0]]
+
+    def inverse_rows(self, shape: ModelShape, tensor: Tensor) -> tuple[Rows, ...]:
+        return ([tensor],) * (1 + shape.mtp_num_layers)
+
+
 class FuseQkv(Transform):
     """Separate q, k, v projections to Megatron's grouped rows: per group its queries, k, v.
 
@@ -98,6 +108,7 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
 
 
 RENAME = Rename()
+SHARED = Shared()
 FUSE_QKV = FuseQkv()
 REGROUP_QKV = RegroupQkv()
 FUSE_GATE_UP = FuseGateUp()
