@@ -92,6 +92,10 @@ class CheckpointLayout:
         """The positions within a stage that hold different weights: those with a rank file."""
         return [self.at(shape, tensor, expert) for tensor, expert in self.grid.pairs()]
 
+    def rank_folder(self, at: TensorParallel, stage: int) -> str:
+        """Name of a rank's folder within an iteration."""
+        return self.grid.folder(at.rank, stage, at.experts.rank if at.experts else 0)
+
     def describe(self) -> str:
         """``TP2 PP4 (15,15,15,16)``: sizes, and the layers of each stage if uneven."""
         text = f"TP{self.tensor_parallel} PP{self.pipeline.pipeline_parallel}"

@@ -53,9 +53,8 @@ class TorchSource(WeightSource):
             raise UserError(f"{self.path} holds no args, so its model shape is unknown")
         vocab_size = side_files.vocab_size(self.side_folder)
         self.family, self.shape, self.layout = read_metadata(self.args, vocab_size)
-        self._grid = self.layout.grid
         self._ranks = self.layout.ranks(self.shape)
-        if set(present) != self._grid.folders():
+        if set(present) != self.layout.grid.folders():
             raise UserError(
                 f"{self.path}: its args say {self.layout.describe()}, its folders are "
                 f"{', '.join(present[:6])}{', …' if len(present) > 6 else ''}; the checkpoint is "
@@ -82,7 +81,7 @@ class TorchSource(WeightSource):
                     }
                     tensors = self._chunk(at, stage, chunk)
                     found = {name: tuple(t.shape) for name, t in tensors.items()}
-                    lines += name_problems(self._folder(at, stage), expected, found)
+                    lines += name_problems(self.layout.rank_folder(at, stage), expected, found)
         raise_problems(self.path, lines, "was it written for another layout, or by another model?")
         self._check_copies()
 
@@ -182,17 +181,13 @@ class TorchSource(WeightSource):
     def _tensor(self, at: TensorParallel, stage: int, chunk: int, name: str) -> Tensor:
         tensors = self._chunk(at, stage, chunk)
         if name not in tensors:
-            raise UserError(f"{self.path / self._folder(at, stage)}: {name} is missing")
+            raise UserError(f"{self.path / self.layout.rank_folder(at, stage)}: {name} is missing")
         return tensors[name]
-
-    def _folder(self, at: TensorParallel, stage: int) -> str:
-        expert_rank = at.experts.rank if at.experts is not None else 0
-        return self._grid.folder(at.rank, stage, expert_rank)
 
     def _chunk(self, at: TensorParallel, stage: int, chunk: int) -> dict[str, Tensor]:
         """Weights of one model chunk of one rank under the weight map's names."""
         key = self.layout.pipeline.chunk_keys()[chunk]
-        content = self._file(self._folder(at, stage))
+        content = self._file(self.layout.rank_folder(at, stage))
         if key not in content:
             raise UserError(f"{self.path}: a rank file has no {key!r}; it holds {list(content)}")
         return content[key]
