@@ -55,15 +55,16 @@ class CheckpointFlags(Group):
         False, "--load is a Hugging Face folder; its weights go straight into the model."
     )
     enable_mg2hf_convert: bool = flag(
-        False,
-        "Also write Hugging Face weights at each save.",
-        effect=unsupported("writing Hugging Face weights while training"),
-        tools=TRAINING,
+        False, "Also write a Hugging Face folder at each save.", tools=TRAINING
     )
     only_convert_last_checkpoint: bool = flag(
         False, "Only after the last save.", effect=part_of("enable_mg2hf_convert")
     )
-    hf_save_dir: str | None = flag(None, "Where they go.", effect=part_of("enable_mg2hf_convert"))
+    hf_save_dir: str | None = flag(
+        None,
+        "Where these folders go instead of --save, as mg2hf_iteration{N}.",
+        effect=part_of("enable_mg2hf_convert"),
+    )
     hf_cfg_dir: str | None = flag(
         None, "Folder of the original config.json.", effect=part_of("enable_mg2hf_convert")
     )

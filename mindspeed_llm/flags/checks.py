@@ -223,6 +223,8 @@ def _save(config: Config) -> Iterator[str]:
         yield "--auto-resume needs --save"
     if flags.enable_hf2mg_convert and flags.load is None:
         yield "--enable-hf2mg-convert needs --load: the folder of Hugging Face weights"
+    if flags.enable_mg2hf_convert and flags.save is None:
+        yield "--enable-mg2hf-convert needs --save: the checkpoints that are converted"
 
 
 def _data(config: Config) -> Iterator[str]:

@@ -10,6 +10,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
 from mindspeed_llm.training.checkpointing.save import carry_hf_files, save_checkpoint
 from mindspeed_llm.training.data import Feed
+from mindspeed_llm.training.hf_export import export_checkpoint
 from mindspeed_llm.training.metrics import Reporter, say_last
 from mindspeed_llm.training.setup import Run
 from mindspeed_llm.training.signals import StopRequest
@@ -58,6 +59,9 @@ class Loop:
                 break
         if cfg.checkpoint.save and self.saved_at != progress.iteration:
             self._save()
+            self.saved_at = progress.iteration
+        if cfg.checkpoint.only_convert_last_checkpoint:
+            self._export()
         if progress.iteration >= self.train_iters:
             self._evaluate("test")
 
@@ -111,7 +115,13 @@ class Loop:
 
     def _save(self) -> None:
         save_checkpoint(self.run)
+        if not self.run.cfg.checkpoint.only_convert_last_checkpoint:
+            self._export()
         self.reporter.restart_clock()
+
+    def _export(self) -> None:
+        if self.run.cfg.checkpoint.enable_mg2hf_convert:
+            export_checkpoint(self.run, self.run.progress.iteration)
 
 
 def _due(target: str | None, interval: int | None, iteration: int) -> bool:

@@ -52,11 +52,11 @@ def stopped_and_resumed(pool, model, data, save, first, second, **common):
 
 
 def test_a_run_resumed_at_its_end_saves_nothing_again(pool, model, data, tmp_path):
-    argv = train_flags(model, data, iters=2, save=tmp_path)
-    pool(1).run(train, argv=argv)
+    flags = {"iters": 3, "save": tmp_path, "save_interval": 100}
+    pool(1).run(train, argv=train_flags(model, data, **flags))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.pt")}
     assert before
-    pool(1).run(train, argv=train_flags(tmp_path, data, iters=2, save=tmp_path))
+    pool(1).run(train, argv=train_flags(tmp_path, data, **flags))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.pt")} == before
 
 
