@@ -28,6 +28,7 @@ from mindspeed_llm.models.qwen3 import QWEN3
 from mindspeed_llm.models.qwen3_moe import QWEN3_MOE
 from mindspeed_llm.models.seed_oss import SEED_OSS
 from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.unknown import NOT_YET, skeleton
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
@@ -44,14 +45,6 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK2,
     DEEPSEEK3,
     GLM45,
-)
-
-# Names that users of the field may give and that have no family file yet.
-NOT_YET = frozenset(
-    """
-    qwen3-next gemma glm5 deepseek32 deepseek4 phi3.5-moe mamba2 plm bailing_mini longcat minimax_m2
-    gpt-oss
-    """.split()
 )
 
 
@@ -72,8 +65,8 @@ def get_family(name: str) -> Family:
     known = names()
     if name in NOT_YET:
         raise UserError(
-            f"--model-type-hf {name}: this family has no file in mindspeed_llm/models/ yet; "
-            f"supported: {', '.join(known)}"
+            f"--model-type-hf {name} is not supported yet; missing: {NOT_YET[name]}. "
+            f"Supported: {', '.join(known)}"
         )
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -102,9 +95,9 @@ def family_of_hf_config(config: Mapping[str, Any], where: str = "config.json") -
         )
     raise UserError(
         f"{where}: no family for {found}. Supported architectures: "
-        f"{', '.join(family.hf_architecture for family in FAMILIES)}. To add one, write "
-        "a file in mindspeed_llm/models/ after the pattern of llama.py and list "
-        "it in registry.py"
+        f"{', '.join(family.hf_architecture for family in FAMILIES)}.\n"
+        "If it has their parts, it is one file in mindspeed_llm/models/, listed in registry.py. A "
+        f"beginning, with this model's own settings:\n\n{skeleton(config)}"
     )
 
 

@@ -28,7 +28,7 @@ def assert_nothing_written(folder: Path) -> None:
 REQUESTS = {
     "family against config": (["--model-type-hf", "qwen3"], "Qwen3ForCausalLM.*LlamaForCausalLM"),
     "unknown family": (["--model-type-hf", "lama"], "did you mean llama"),
-    "family to come": (["--model-type-hf", "glm4"], "no file in mindspeed_llm/models/ yet"),
+    "family to come": (["--model-type-hf", "glm5"], "missing: sparse attention"),
     "bias flag": (["--add-qkv-bias"], "--add-qkv-bias: llama .* has no such biases"),
     "width over TP": (["--target-tensor-parallel-size", "5"], "96 does not divide.*1, 2, 3, 4, 6"),
     "layers over PP": (["--target-pipeline-parallel-size", "3"], "--num-layer-list 1,1,2"),

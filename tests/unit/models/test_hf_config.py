@@ -147,5 +147,27 @@ def test_unknown_architectures(config, message) -> None:
 def test_unknown_family_names_suggest() -> None:
     with pytest.raises(UserError, match="did you mean qwen3"):
         get_family("qwen33")
-    with pytest.raises(UserError, match="no file in mindspeed_llm/models/ yet"):
+    with pytest.raises(UserError, match="not supported yet; missing: "):
         get_family("mamba2")
+
+
+def test_the_skeleton_of_an_unknown_architecture_is_a_family_file(tmp_path) -> None:
+    """What the message prints works as it stands for a model of Llama's structure."""
+    config = {
+        **BASE,
+        "architectures": ["NewForCausalLM"],
+        "model_type": "new_model",
+        "head_dim": 16,
+        "mlp_bias": False,
+    }
+    with pytest.raises(UserError) as error:
+        family_of_hf_config(config)
+    text = str(error.value).split("\n\n", 1)[1]
+    space: dict = {}
+    exec(compile(text, "new_model.py", "exec"), space)
+    family = space["NEW_MODEL"]
+    assert (family.name, family.hf_architecture) == ("new-model", "NewForCausalLM")
+    assert family.config.to_shape(config).kv_channels == 16
+    assert not family.config.unknown_keys(config)
+    with pytest.raises(UserError, match="mlp_bias is True"):
+        family.config.to_shape({**config, "mlp_bias": True})
