@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.models.megatron_flags import from_flags, to_flags
-from mindspeed_llm.models.registry import FAMILIES, family_of_hf_config, get_family
+from mindspeed_llm.models.registry import FAMILIES, family_of_hf_config, get_family, names
 from mindspeed_llm.models.shape import ModelShape, RopeScaling
 from tests.families import CONFIGS, tiny_config
 
@@ -88,6 +89,11 @@ def shape_of(name):
 
 def test_every_family_is_in_the_table() -> None:
     assert {shape_of(name)[0].name for name in CONFIGS} == {family.name for family in FAMILIES}
+
+
+def test_every_name_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert [name for name in names() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)
