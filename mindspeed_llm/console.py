@@ -37,12 +37,13 @@ def box(title: str, lines: list[str]) -> None:
     print(f"└{'─' * (width + 2)}┘", flush=True)
 
 
-def progress(unit: str, total: float | None = None, description: str = ""):
+def progress(unit: str, total: float | None = None, description: str = "", done: float = 0):
     """A ``tqdm`` bar on rank 0 of a terminal, silent elsewhere.
 
     Args:
         unit: what is counted ("B" gets binary prefixes).
         total: the count at the end, if known.
+        done: the count at the start, of which speed and time left take no account.
     """
     from tqdm import tqdm
 
@@ -50,6 +51,7 @@ def progress(unit: str, total: float | None = None, description: str = ""):
         total=total,
         unit=unit,
         desc=description,
+        initial=done,
         unit_scale=True,
         unit_divisor=1024 if unit == "B" else 1000,
         disable=rank() != 0 or not sys.stderr.isatty(),

@@ -1,8 +1,7 @@
-"""The requested change of type, and the count of values that are no numbers."""
+"""The requested change of type, and a watch for values that are no numbers."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -18,15 +17,12 @@ class Caster:
         dtype: the wanted type; None keeps each tensor's own.
 
     Attributes:
-        not_finite: number of NaN and infinite values met.
-        not_finite_in: names of the first tensors with such values.
+        not_finite: names of the tensors with NaN or infinite values met so far.
     """
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
-        self.not_finite = 0
-        self.not_finite_in: list[str] = []
-        self._lock = threading.Lock()
+        self.not_finite: set[str] = set()
 
     def target(self, stored: torch.dtype) -> torch.dtype:
         """The type that a tensor of type ``stored`` gets."""
@@ -43,10 +39,7 @@ class Caster:
     def _cast(self, name: str, tensor: Tensor) -> Tensor:
         bad = count_not_finite(tensor)
         if bad:
-            with self._lock:
-                self.not_finite += bad
-                if name not in self.not_finite_in:
-                    self.not_finite_in.append(name)
+            self.not_finite.add(name)
         if self.dtype is None or tensor.dtype == self.dtype:
             return tensor
         cast = tensor.to(self.dtype)

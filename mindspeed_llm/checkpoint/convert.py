@@ -6,44 +6,26 @@ when it is durable, its pointer file last.
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed.errors import UserError
-from mindspeed_llm.checkpoint import paths, side_files
+from mindspeed_llm.checkpoint import paths, resume, side_files
 from mindspeed_llm.checkpoint.casting import Caster
 from mindspeed_llm.checkpoint.export_config import dtype_name, exported_config, has_tokenizer
 from mindspeed_llm.checkpoint.hf_source import HfSource
-from mindspeed_llm.checkpoint.metadata import DTYPES, CheckpointLayout
-from mindspeed_llm.checkpoint.placement import check_tensor_parallel
-from mindspeed_llm.checkpoint.report import (
-    Report,
-    announce,
-    conclude,
-    source_notes,
-    training_hint,
-)
+from mindspeed_llm.checkpoint.job import Job
+from mindspeed_llm.checkpoint.metadata import DTYPES
+from mindspeed_llm.checkpoint.report import Report, announce, source_notes, training_hint
+from mindspeed_llm.checkpoint.resume import Unfinished
+from mindspeed_llm.checkpoint.safetensors_file import INDEX
 from mindspeed_llm.checkpoint.source import WeightSource, is_megatron, open_source
+from mindspeed_llm.checkpoint.target import refuse_layout_flags, target_layout
 from mindspeed_llm.checkpoint.to_hf import HfWriter
 from mindspeed_llm.checkpoint.to_megatron import ITERATION, MegatronWriter
-from mindspeed_llm.console import progress
-from mindspeed_llm.files import atomic_folder, fsync_path
-from mindspeed_llm.models.layout import PipelineLayout
-from mindspeed_llm.models.shape import padded_vocab_size
 
 if TYPE_CHECKING:
     from mindspeed_llm.flags.convert import ConvertFlags
-
-Writer = MegatronWriter | HfWriter
-
-SPARE_BYTES = 64 << 20
-"""Room to leave on the disk beyond the tensors' own bytes."""
 
 
 def convert(flags: ConvertFlags) -> Report:
@@ -72,7 +54,6 @@ def convert(flags: ConvertFlags) -> Report:
 
 
 def _to_megatron(flags: ConvertFlags, load: Path, save: Path) -> Report:
-    start = time.perf_counter()
     _refuse_existing_checkpoint(save)
     if flags.hf_cfg_dir is not None:
         raise UserError("--hf-cfg-dir is for mg to hf; hf to mg takes config.json from --load-dir")
@@ -82,26 +63,29 @@ def _to_megatron(flags: ConvertFlags, load: Path, save: Path) -> Report:
         source.keep_layers(flags.num_layers)
     source.check()
     _check_qkv_bias(flags, source)
-    layout = _target_layout(flags, source)
+    layout = target_layout(flags, source.shape)
     cast = Caster(DTYPES[flags.params_dtype] if flags.params_dtype else None)
     writer = MegatronWriter(source, layout, cast)
     writer.check()
-    _check_space(save, writer.nbytes())
-    announce(source, f"Megatron torch {layout.describe()}", cast)
-    with _bar(save, writer) as wrote:
-        with atomic_folder(paths.iteration_folder(save, ITERATION)) as folder:
-            writer.write(folder, wrote)
-            dtype = dtype_name(writer.main_dtype())
-            config = side_files.with_dtype(source.config, dtype) if cast.dtype else source.config
-            side_files.keep(load, save, side_files.Origin(dtype, source.redundant_output), config)
-        paths.write_pointer(save, ITERATION)
-    notes = [*source_notes(source, layout), training_hint(save, layout)]
-    return _conclude(source, writer, cast, start, notes)
+    announce(source, target := f"Megatron torch {layout.describe()}", cast)
+    dtype = dtype_name(writer.main_dtype())
+    config = side_files.with_dtype(source.config, dtype) if cast.dtype else source.config
+
+    def write(work: Unfinished) -> None:
+        folder = paths.iteration_folder(work.folder, ITERATION)
+        folder.mkdir(exist_ok=True)
+        writer.write(folder, work)
+        side_files.keep(
+            load, work.folder, side_files.Origin(dtype, source.redundant_output), config
+        )
+        paths.write_pointer(work.folder, ITERATION)
+
+    job = Job(flags, source, writer, cast, target, (paths.POINTER,), source_notes(source, layout))
+    return job.run(write, training_hint(save, layout))
 
 
 def _to_hf(flags: ConvertFlags, load: Path, save: Path) -> Report:
-    start = time.perf_counter()
-    _refuse_layout_flags(flags)
+    refuse_layout_flags(flags)
     _refuse_existing_weights(save)
     source = open_source(load, model_type_hf=_family_name(flags), hf_cfg_dir=flags.hf_cfg_dir)
     source.check()
@@ -110,27 +94,19 @@ def _to_hf(flags: ConvertFlags, load: Path, save: Path) -> Report:
     origin = side_files.read_origin(paths.resolve(load)[0])
     writer = HfWriter(source, cast, origin.redundant_output)
     config, notes = exported_config(source, writer.main_dtype(), origin, flags.hf_cfg_dir)
-    _check_space(save, writer.nbytes())
-    announce(source, f"Hugging Face, {len(writer.shards)} file(s)", cast)
-    with _bar(save, writer) as wrote, _new_or_merged(save) as folder:
-        writer.write(folder, wrote)
-        if source.side_folder is not None:
-            side_files.copy(source.side_folder, folder)
-        side_files.write_config(folder, config)
-    if not has_tokenizer(save):
+    announce(source, target := f"Hugging Face, {len(writer.shards)} file(s)", cast)
+    if source.side_folder is None or not has_tokenizer(source.side_folder):
         notes.append("no tokenizer files: the checkpoint carries none (--hf-cfg-dir supplies them)")
-    notes.append(f'next      AutoModelForCausalLM.from_pretrained("{save}")')
-    return _conclude(source, writer, cast, start, notes)
 
+    def write(work: Unfinished) -> None:
+        writer.write(work.folder, work)
+        if source.side_folder is not None:
+            side_files.copy(source.side_folder, work.folder)
+        side_files.write_config(work.folder, config)
 
-def _conclude(
-    source: WeightSource, writer: Writer, cast: Caster, start: float, notes: list[str]
-) -> Report:
-    seconds = time.perf_counter() - start
-    read = len(source.entries())
-    report = Report(read, writer.tensors(), writer.nbytes(), seconds, cast.not_finite)
-    conclude(report, cast, notes)
-    return report
+    last = (INDEX, side_files.CONFIG)
+    job = Job(flags, source, writer, cast, target, last, notes)
+    return job.run(write, f'AutoModelForCausalLM.from_pretrained("{save}")')
 
 
 def _folders(flags: ConvertFlags) -> tuple[Path, Path]:
@@ -173,46 +149,9 @@ def _check_qkv_bias(flags: ConvertFlags, source: WeightSource) -> None:
         )
 
 
-def _target_layout(flags: ConvertFlags, source: WeightSource) -> CheckpointLayout:
-    shape, size = source.shape, flags.target_tensor_parallel_size
-    check_tensor_parallel(shape, size)
-    pipeline = PipelineLayout.build(
-        shape.num_layers,
-        flags.target_pipeline_parallel_size,
-        flags.num_layers_per_virtual_pipeline_stage,
-        flags.num_layer_list,
-    )
-    padded = flags.padded_vocab_size or padded_vocab_size(
-        shape.vocab_size, size, flags.make_vocab_size_divisible_by
-    )
-    if padded < shape.vocab_size or padded % size:
-        raise UserError(
-            f"--padded-vocab-size {padded} must be a multiple of the tensor-parallel size {size} "
-            f"and at least the vocabulary's {shape.vocab_size} rows; leave it out for the smallest"
-        )
-    return CheckpointLayout(size, pipeline, padded)
-
-
-def _refuse_layout_flags(flags: ConvertFlags) -> None:
-    neutral = {
-        "target_tensor_parallel_size": 1,
-        "target_pipeline_parallel_size": 1,
-        "num_layers_per_virtual_pipeline_stage": None,
-        "num_layer_list": None,
-        "make_vocab_size_divisible_by": 1,
-        "padded_vocab_size": None,
-        "num_layers": None,
-    }
-    given = [name for name, value in neutral.items() if getattr(flags, name) != value]
-    if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(
-            f"{names}: for hf to mg only. A Hugging Face folder has no layout, and that of the "
-            "Megatron checkpoint is read from it; leave the flags out"
-        )
-
-
 def _refuse_existing_checkpoint(save: Path) -> None:
+    if resume.is_whole(save):
+        return
     present = paths.iterations(save)
     pointer = (save / paths.POINTER).exists()
     if present and not pointer:
@@ -228,52 +167,11 @@ def _refuse_existing_checkpoint(save: Path) -> None:
 
 
 def _refuse_existing_weights(save: Path) -> None:
+    if resume.is_whole(save):
+        return
     present = sorted(p.name for kind in ("*.safetensors", "*.bin") for p in save.glob(kind))
     if present:
         raise UserError(
             f"--save-dir {save} already holds weights ({', '.join(present[:3])}), which are never "
             "overwritten; choose another folder"
         )
-
-
-def _check_space(save: Path, nbytes: int) -> None:
-    existing = next(p for p in (save.resolve(), *save.resolve().parents) if p.exists())
-    if not os.access(existing, os.W_OK):
-        raise UserError(f"--save-dir {save}: no permission to write in {existing}")
-    free = shutil.disk_usage(existing).free
-    if free < nbytes + SPARE_BYTES:
-        raise UserError(
-            f"--save-dir {save}: {nbytes / 1e9:.2f} GB will be written, but the disk has "
-            f"{free / 1e9:.2f} GB free; make room or choose another disk"
-        )
-
-
-@contextmanager
-def _bar(save: Path, writer: Writer) -> Iterator[Callable[[int], object]]:
-    """A progress bar; a full or failing disk becomes a UserError."""
-    try:
-        with progress("B", writer.nbytes(), "converting") as bar:
-            yield bar.update
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
-            raise
-        raise UserError(
-            f"writing to {save} failed: {error.strerror}; nothing was left behind"
-        ) from None
-
-
-@contextmanager
-def _new_or_merged(save: Path) -> Iterator[Path]:
-    """A folder that becomes ``save``; if that holds other files, they stay beside the new ones."""
-    if not save.exists() or not any(save.iterdir()):
-        with atomic_folder(save) as folder:
-            yield folder
-        return
-    with atomic_folder(save / "converted") as folder:
-        yield folder
-    # Weights first: without config.json and index the folder is not yet a model.
-    done = save / "converted"
-    for path in sorted(done.iterdir(), key=lambda p: p.suffix != ".safetensors"):
-        os.replace(path, save / path.name)
-    done.rmdir()
-    fsync_path(save)

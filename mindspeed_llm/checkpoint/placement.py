@@ -191,8 +191,3 @@ def _check_divides(what: str, width: int, which: str, size: int) -> None:
             f"{what} {width} does not divide over {which} size {size}; sizes that fit: "
             f"{', '.join(fits)}"
         )
-
-
-def check_tensor_parallel(shape: ModelShape, size: int) -> None:
-    """:func:`check_divides` for a layout without expert parallelism."""
-    check_divides(shape, size, 1, size)

@@ -49,14 +49,26 @@ class Slot:
 
 
 class PlannedFile:
-    """Open file with one slot a tensor; each is written exactly once, from any thread."""
+    """Open file with one slot a tensor; each is written exactly once, from any thread.
 
-    def __init__(self, path: Path, slots: dict[str, Slot]) -> None:
+    Args:
+        held: slots that an earlier run filled.
+    """
+
+    def __init__(
+        self, path: Path, slots: dict[str, Slot], held: frozenset[str] = frozenset()
+    ) -> None:
         self.path = path
         self._slots = slots
-        self._pending = set(slots)
+        self._held = held
+        self._pending = set(slots) - held
+        self._fresh: dict[str, int] = {}
         self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_WRONLY)
+
+    def holds(self, name: str) -> bool:
+        """Whether an earlier run filled the slot of ``name``."""
+        return name in self._held
 
     def write(self, name: str, rows: Sequence[Tensor]) -> int:
         """Fill the slot of ``name`` with ``rows``, one below the other; returns the bytes.
@@ -77,14 +89,19 @@ class PlannedFile:
         for part in rows:
             for block in _contiguous_blocks(part):
                 offset += _write_all(self._descriptor, bytes_of(block), offset)
+        with self._lock:
+            self._fresh[name] = slot.spec.nbytes
         return slot.spec.nbytes
 
-    def flush(self) -> None:
-        """Wait until the disk has what was written so far."""
+    def flush(self) -> dict[str, int]:
+        """Wait until the disk has what was written; slots, with bytes, filled since last time."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
         os.fdatasync(self._descriptor)
+        return fresh
 
-    def finish(self) -> None:
-        """Make the file durable and close it.
+    def finish(self) -> dict[str, int]:
+        """Make the file durable and close it; returns what :meth:`flush` would.
 
         Raises:
             ValueError: if a slot was left empty.
@@ -93,6 +110,7 @@ class PlannedFile:
             raise ValueError(f"{self.path.name}: never written: {', '.join(sorted(self._pending))}")
         os.fsync(self._descriptor)
         self.close()
+        return self._fresh
 
     def close(self) -> None:
         """Close without checking (after a failure)."""

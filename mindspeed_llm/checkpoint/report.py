@@ -1,15 +1,22 @@
-"""What a conversion says: its plan before, its result and the next command after."""
+"""What a conversion says: its plan before, its result and the next command after.
+
+The result is also kept as ``conversion.json`` beside the weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindspeed_llm.checkpoint.casting import Caster
 from mindspeed_llm.checkpoint.hf_source import HfSource
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout
+from mindspeed_llm.checkpoint.side_files import REPORT
 from mindspeed_llm.checkpoint.source import WeightSource
+from mindspeed_llm.checkpoint.verify import Check
 from mindspeed_llm.console import box, say, warn
 from mindspeed_llm.models.shape import padded_query_groups
 
@@ -19,18 +26,64 @@ class Report:
     """What a conversion did.
 
     Attributes:
+        source, target: folder and layout of both sides.
         read: weight-map entries consumed, each once.
         written: tensors written, each once, over all files.
         nbytes: bytes of these tensors.
-        seconds: from start to durable end.
-        not_finite: NaN and infinite values carried over.
+        kept: how many of these an earlier, killed run had written.
+        dtype: type of most weights written.
+        not_finite: names of the tensors with NaN or infinite values, which are carried over.
+        checks: what was verified.
+        seconds: from start to durable end; seconds_verifying: the checks.
     """
 
+    family: str
+    parameters: int
+    source: dict[str, str]
+    target: dict[str, str]
     read: int
     written: int
     nbytes: int
+    kept: int
+    dtype: str
+    not_finite: list[str]
+    notes: list[str]
+    checks: list[Check]
     seconds: float
-    not_finite: int
+    seconds_verifying: float
+
+    def save(self, folder: Path) -> None:
+        """Write the report into ``folder``."""
+        values = dataclasses.asdict(self)
+        (folder / REPORT).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Report:
+        """The inverse of :meth:`save`."""
+        values: dict[str, Any] = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        values["checks"] = [Check(**check) for check in values["checks"]]
+        return cls(**values)
+
+    def show(self, hint: str) -> None:
+        """Print the box at the end, and a warning if values were not finite.
+
+        Args:
+            hint: the command to go on with.
+        """
+        wrote = self.nbytes - self.kept
+        speed = wrote / max(self.seconds, 1e-9) / 1e6
+        kept = f" (and {self.kept:,} by the run that was interrupted)" if self.kept else ""
+        lines = [
+            f"tensors   {self.read} read, {self.written} written, each once",
+            f"bytes     {wrote:,} in {self.seconds:.1f} s ({speed:,.0f} MB/s, on the disk){kept}",
+            *self.notes,
+            *(f"{'✓' if c.done else '–'} {c.name:<11} {c.text}" for c in self.checks),
+            f"next      {hint}",
+        ]
+        box("converted", lines)
+        if self.not_finite:
+            some, count = ", ".join(self.not_finite[:3]), len(self.not_finite)
+            warn(f"{count} tensors hold NaN or infinite values ({some}); carried over as is")
 
 
 def announce(source: WeightSource, target: str, cast: Caster) -> None:
@@ -39,20 +92,6 @@ def announce(source: WeightSource, target: str, cast: Caster) -> None:
     dtype = f"cast {stored} -> {DTYPE_SHORT[cast.dtype]}" if cast.dtype else f"{stored} kept"
     size = source.family.num_parameters(source.shape) / 1e6
     say(f"{source.family.name}, {size:,.1f}M parameters: {source.describe()} -> {target}, {dtype}")
-
-
-def conclude(report: Report, cast: Caster, notes: Sequence[str]) -> None:
-    """Print the box at the end, and a warning if values were not finite."""
-    speed = report.nbytes / report.seconds / 1e6
-    lines = [
-        f"tensors   {report.read} read, {report.written} written, none missing or left over",
-        f"bytes     {report.nbytes:,} in {report.seconds:.1f} s ({speed:,.0f} MB/s, on the disk)",
-        *notes,
-    ]
-    box("converted", lines)
-    if report.not_finite:
-        some = ", ".join(cast.not_finite_in[:3])
-        warn(f"{report.not_finite:,} values are NaN or infinite (in {some}); carried over as is")
 
 
 def source_notes(source: HfSource, layout: CheckpointLayout) -> list[str]:
@@ -82,7 +121,7 @@ def source_notes(source: HfSource, layout: CheckpointLayout) -> list[str]:
 def training_hint(save: Path, layout: CheckpointLayout) -> str:
     """The command that trains from a converted checkpoint."""
     pipeline = layout.pipeline
-    command = f"next      pretrain_gpt.py --load {save}"
+    command = f"pretrain_gpt.py --load {save}"
     if layout.tensor_parallel > 1:
         command += f" --tensor-model-parallel-size {layout.tensor_parallel}"
     if pipeline.pipeline_parallel > 1:

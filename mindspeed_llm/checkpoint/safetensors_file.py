@@ -22,8 +22,14 @@ INDEX = "model.safetensors.index.json"
 DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def plan_safetensors_file(path: Path, specs: dict[str, TensorSpec]) -> PlannedFile:
-    """Create a safetensors file with its header and empty space for the tensors of ``specs``."""
+def plan_safetensors_file(
+    path: Path, specs: dict[str, TensorSpec], held: frozenset[str] = frozenset()
+) -> PlannedFile:
+    """Create a safetensors file with its header and empty space for the tensors of ``specs``.
+
+    Args:
+        held: tensors that an earlier run wrote; with any, the file is there already.
+    """
     # Wide types first keeps every tensor aligned to its element size.
     ordered = sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
@@ -37,12 +43,14 @@ def plan_safetensors_file(path: Path, specs: dict[str, TensorSpec]) -> PlannedFi
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        os.truncate(file.fileno(), file.tell() + end)
+    if not held:
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            os.truncate(file.fileno(), file.tell() + end)
     base = 8 + len(text)
     offsets = {name: header[name]["data_offsets"][0] for name in specs}
-    return PlannedFile(path, {name: Slot(base + offsets[name], specs[name]) for name in specs})
+    slots = {name: Slot(base + offsets[name], specs[name]) for name in specs}
+    return PlannedFile(path, slots, held)
 
 
 def shard(

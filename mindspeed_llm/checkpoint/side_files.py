@@ -19,7 +19,8 @@ from mindspeed_llm.models.registry import read_hf_config
 ORIGIN = "origin.json"
 CONFIG = "config.json"
 CARRIED = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*.py")
-NOT_CARRIED = ("*.index.json", ORIGIN)
+REPORT = "conversion.json"
+NOT_CARRIED = ("*.index.json", ORIGIN, REPORT)
 TEMPLATES = "additional_chat_templates"
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint import paths
+from mindspeed_llm.models import mtp
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import get_family
@@ -43,6 +44,11 @@ class WeightSource(ABC):
     iteration: int | None = None
     side_folder: Path | None = None
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the weights."""
+        return sorted(path for path in self.path.rglob("*") if path.is_file())
+
     @abstractmethod
     def check(self) -> None:
         """Compare names and sizes with what the family expects, without reading weights.
@@ -50,6 +56,10 @@ class WeightSource(ABC):
         Raises:
             UserError: naming missing, left-over and wrongly sized tensors.
         """
+
+    def leave_out_mtp(self) -> None:
+        """Go on as though the model had no layers of multi-token prediction."""
+        self.shape = mtp.without(self.shape)
 
     @abstractmethod
     def dtypes(self, entry: Mapping) -> set[torch.dtype]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from mindspeed_llm.checkpoint.safetensors_file import (
     shard,
 )
 from mindspeed_llm.checkpoint.source import WeightSource
-from mindspeed_llm.checkpoint.work import fill
+from mindspeed_llm.checkpoint.work import Work, fill
 from mindspeed_llm.models.mapping import Mapping
 
 
@@ -64,26 +63,33 @@ class HfWriter:
         """The type that most of the written weights have."""
         return self._cast.target(self._source.main_dtype())
 
-    def write(self, folder: Path, wrote: Callable[[int], object]) -> None:
-        """Write the shards, and an index if there are several, into ``folder``."""
+    def write(self, folder: Path, work: Work) -> None:
+        """Write the shards, and an index if there are several, into ``folder``.
+
+        What ``work`` holds already stays as it is.
+        """
         with ExitStack() as stack:
             files = {}
             for name, specs in self.shards.items():
-                files[name] = plan_safetensors_file(folder / name, specs)
+                path = folder / name
+                files[name] = plan_safetensors_file(path, specs, work.held(path))
                 stack.callback(files[name].close)
             where = {tensor: files[name] for name, specs in self.shards.items() for tensor in specs}
 
             def move(entry: Mapping) -> int:
-                tensors = self._source.hf_rows(entry)
+                copy = self._copy_of(entry)
+                names = [*entry.hf, copy] if copy else entry.hf
+                if all(where[name].holds(name) for name in names):
+                    return 0
                 count = 0
-                for name, rows in tensors.items():
+                for name, rows in self._source.hf_rows(entry).items():
                     cast = self._cast(entry.megatron, rows)
-                    count += where[name].write(name, cast)
-                    if copy := self._copy_of(entry):
-                        count += where[copy].write(copy, cast)
+                    for each in (name, copy) if copy else (name,):
+                        if not where[each].holds(each):
+                            count += where[each].write(each, cast)
                 return count
 
-            fill(move, self._source.entries(), list(files.values()), wrote)
+            fill(move, self._source.entries(), list(files.values()), work)
         if len(self.shards) > 1:
             (folder / INDEX).write_text(index_json(self.shards))
 

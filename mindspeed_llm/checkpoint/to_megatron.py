@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint import paths
 from mindspeed_llm.checkpoint.casting import Caster
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout, checkpoint_args
-from mindspeed_llm.checkpoint.placement import chunk_entries, part_dims
+from mindspeed_llm.checkpoint.placement import Held, held_tensors, part_dims
 from mindspeed_llm.checkpoint.planned_file import PlannedFile, TensorSpec
 from mindspeed_llm.checkpoint.source import WeightSource
-from mindspeed_llm.checkpoint.torch_file import plan_torch_file
-from mindspeed_llm.checkpoint.work import fill
+from mindspeed_llm.checkpoint.torch_file import PlannedTensor, plan_torch_file
+from mindspeed_llm.checkpoint.work import Work, fill
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.splits import TensorParallel
+from mindspeed_llm.models.transforms import stack_rows
 
 ITERATION = 1
 """Iteration number of a converted checkpoint; training starts from it at 0 all the same."""
@@ -27,11 +29,26 @@ CHECKPOINT_VERSION = 3.0
 
 
 @dataclass(frozen=True)
-class Item:
-    """One Megatron tensor of one stage, on all tensor-parallel ranks."""
+class Place:
+    """Where one rank file takes an entry's tensor.
 
+    Attributes:
+        file: number of the rank.
+        stacked: whether it lies transposed among other experts' tensors.
+    """
+
+    file: int
     slot: str
+    at: TensorParallel
+    stacked: bool
+
+
+@dataclass(frozen=True)
+class Item:
+    """One weight-map entry, and all places of a stage that take a part of it."""
+
     entry: Mapping
+    places: list[Place]
 
 
 class MegatronWriter:
@@ -47,7 +64,7 @@ class MegatronWriter:
         self._source = source
         self._layout = layout
         self._cast = cast
-        self._ranks = [layout.at(source.shape, rank) for rank in range(layout.tensor_parallel)]
+        self._ranks = layout.ranks(source.shape)
 
     def check(self) -> None:
         """Raise UserError where one Megatron tensor would come from tensors of several types."""
@@ -74,51 +91,74 @@ class MegatronWriter:
         """The type that most of the written weights have."""
         return self._cast.target(self._source.main_dtype())
 
-    def write(self, folder: Path, wrote: Callable[[int], object]) -> None:
-        """Write all rank folders into ``folder``; ``wrote`` is told the bytes as they go."""
+    def write(self, folder: Path, work: Work) -> None:
+        """Write all rank folders into ``folder``, without what ``work`` holds already."""
         for stage in range(self._layout.pipeline.pipeline_parallel):
             with ExitStack() as stack:
                 files = []
                 for at in self._ranks:
-                    files.append(self._plan(folder, stage, at))
+                    files.append(self._plan(folder, stage, at, work))
                     stack.callback(files[-1].close)
-                self._fill(stage, files, wrote)
+                self._fill(stage, files, work)
 
-    def _fill(self, stage: int, files: list[PlannedFile], wrote: Callable[[int], object]) -> None:
+    def _fill(self, stage: int, files: list[PlannedFile], work: Work) -> None:
         def move(item: Item) -> int:
             count = 0
-            for at, file in zip(self._ranks, files, strict=True):
-                rows = self._source.part_rows(item.entry, at)
-                count += file.write(item.slot, self._cast(item.entry.megatron, rows))
+            wanting: dict[int, list[Place]] = defaultdict(list)
+            for place in item.places:
+                if not files[place.file].holds(place.slot):
+                    wanting[place.at.rank].append(place)
+            for places in wanting.values():
+                rows = self._source.part_rows(item.entry, places[0].at)
+                rows = self._cast(item.entry.megatron, rows)
+                for place in places:
+                    lying = [stack_rows(rows).t()] if place.stacked else rows
+                    count += files[place.file].write(place.slot, lying)
             return count
 
-        fill(move, self._items(stage), files, wrote)
+        fill(move, self._items(stage), files, work)
 
     def _items(self, stage: int) -> list[Item]:
-        return [
-            Item(f"{key}/{name}", entry)
-            for chunk, key in enumerate(self._layout.pipeline.chunk_keys())
-            for name, entry in self._chunk(stage, chunk)
-        ]
+        items: list[Item] = []
+        for chunk, key in enumerate(self._layout.pipeline.chunk_keys()):
+            by_name: dict[str, Item] = {}
+            for file, at in enumerate(self._ranks):
+                for held in self._held(stage, chunk, at):
+                    for number, entry in enumerate(held.entries):
+                        # The last stage's copies of the table are tensors of their own.
+                        same = held.name if entry.expert is None else entry.megatron
+                        item = by_name.setdefault(same, Item(entry, []))
+                        slot = f"{key}/{held.name}" + (f"#{number}" if held.stacked else "")
+                        item.places.append(Place(file, slot, held.at, held.stacked))
+            items += by_name.values()
+        return items
 
-    def _chunk(self, stage: int, chunk: int) -> Iterator[tuple[str, Mapping]]:
-        source = self._source
-        return chunk_entries(source.family, source.shape, self._layout.pipeline, stage, chunk)
+    def _held(self, stage: int, chunk: int, at: TensorParallel) -> Iterator[Held]:
+        source, layout = self._source, self._layout
+        return held_tensors(
+            source.family, source.shape, layout.pipeline, stage, chunk, at, layout.grouped
+        )
 
-    def _spec(self, entry: Mapping, at: TensorParallel) -> TensorSpec:
-        dtype = self._cast.target(self._source.dtype(entry))
-        return TensorSpec(dtype, part_dims(entry, self._source.shape, at))
+    def _spec(self, held: Held) -> PlannedTensor:
+        shape = self._source.shape
+        dtype = self._cast.target(self._source.dtype(held.entries[0]))
+        pieces: tuple[TensorSpec, ...] = ()
+        if held.stacked:
+            columns, rows = part_dims(held.entries[0], shape, held.at)
+            pieces = (TensorSpec(dtype, (rows, columns)),) * len(held.entries)
+        return PlannedTensor(TensorSpec(dtype, held.dims(shape)), pieces)
 
     def _specs(self) -> Iterator[TensorSpec]:
         for stage in range(self._layout.pipeline.pipeline_parallel):
-            for item in self._items(stage):
+            for chunk in range(self._layout.pipeline.chunks):
                 for at in self._ranks:
-                    yield self._spec(item.entry, at)
+                    for held in self._held(stage, chunk, at):
+                        yield self._spec(held).whole
 
-    def _plan(self, folder: Path, stage: int, at: TensorParallel) -> PlannedFile:
+    def _plan(self, folder: Path, stage: int, at: TensorParallel, work: Work) -> PlannedFile:
         pipeline = self._layout.pipeline
         specs = {
-            key: {name: self._spec(entry, at) for name, entry in self._chunk(stage, chunk)}
+            key: {held.name: self._spec(held) for held in self._held(stage, chunk, at)}
             for chunk, key in enumerate(pipeline.chunk_keys())
         }
         source = self._source
@@ -128,6 +168,6 @@ class MegatronWriter:
             "checkpoint_version": CHECKPOINT_VERSION,
             "iteration": ITERATION,
         }
-        rank = paths.rank_folder(at.rank, stage, pipeline.pipeline_parallel)
-        (folder / rank).mkdir()
-        return plan_torch_file(folder / rank / paths.RANK_FILE, content, specs)
+        path = folder / self._layout.rank_folder(at, stage) / paths.RANK_FILE
+        path.parent.mkdir(exist_ok=True)
+        return plan_torch_file(path, content, specs, work.held(path))

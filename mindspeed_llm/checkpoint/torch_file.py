@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +12,59 @@ import torch
 from mindspeed_llm.checkpoint.planned_file import PlannedFile, Slot, TensorSpec
 
 
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the file, and what lies in it one after the other if that comes in pieces."""
+
+    whole: TensorSpec
+    pieces: tuple[TensorSpec, ...] = ()
+
+    def slots(self, name: str, offset: int) -> Iterator[tuple[str, Slot]]:
+        """(slot name, slot) of the tensor that begins at ``offset``."""
+        if not self.pieces:
+            yield name, Slot(offset, self.whole)
+        for number, spec in enumerate(self.pieces):
+            yield f"{name}#{number}", Slot(offset, spec)
+            offset += spec.nbytes
+
+
 def plan_torch_file(
-    path: Path, content: dict[str, Any], state_dicts: dict[str, dict[str, TensorSpec]]
+    path: Path,
+    content: dict[str, Any],
+    state_dicts: dict[str, dict[str, PlannedTensor]],
+    held: frozenset[str] = frozenset(),
 ) -> PlannedFile:
     """Create a file that ``torch.load`` reads, with empty space for the tensors.
 
     Args:
         path: the file to create.
         content: top-level entries without tensors (``args``, ``iteration``, …).
-        state_dicts: key of the file's dict (``model``, ``model0``, …) -> name -> spec.
+        state_dicts: key of the file's dict (``model``, ``model0``, …) -> name -> tensor.
+        held: slots that an earlier run filled; with any, the file is there already.
 
     Returns:
-        The open file; its slots are named ``key/name``.
+        The open file; its slots are named ``key/name``, those of pieces ``key/name#0``, ….
     """
     tensors = {
-        key: {name: _untouched(spec) for name, spec in specs.items()}
-        for key, specs in state_dicts.items()
+        key: {name: _untouched(tensor.whole) for name, tensor in planned.items()}
+        for key, planned in state_dicts.items()
     }
-    with torch.serialization.skip_data():
-        torch.save({**content, **tensors}, path)
+    if not held:
+        with torch.serialization.skip_data():
+            torch.save({**content, **tensors}, path)
     reader: Any = torch._C.PyTorchFileReader(str(path))
     # Storages are numbered in the order in which pickle meets them, which is the dicts' order.
-    names = (
-        (f"{key}/{name}", spec)
-        for key, specs in state_dicts.items()
-        for name, spec in specs.items()
+    planned = (
+        (f"{key}/{name}", tensor)
+        for key, tensors_of_key in state_dicts.items()
+        for name, tensor in tensors_of_key.items()
     )
     slots = {
-        name: Slot(reader.get_record_offset(f"data/{number}"), spec)
-        for number, (name, spec) in enumerate(names)
+        slot_name: slot
+        for number, (name, tensor) in enumerate(planned)
+        for slot_name, slot in tensor.slots(name, reader.get_record_offset(f"data/{number}"))
     }
-    return PlannedFile(path, slots)
+    return PlannedFile(path, slots, held)
 
 
 def _untouched(spec: TensorSpec) -> torch.Tensor:

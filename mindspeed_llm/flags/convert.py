@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from mindspeed_llm.flags.core import Group, comma_numbers, flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-EXPERTS = "mixture of experts"
 LORA = "LoRA"
 
 
@@ -35,6 +34,24 @@ class ConvertFlags(Group):
     num_layer_list: tuple[int, ...] | None = flag(
         None, "Layers of each stage, e.g. 15,15,15,16.", convert=comma_numbers, at_least=1
     )
+    noop_layers: tuple[int, ...] | None = flag(
+        None,
+        "Places of layers that do nothing, e.g. 61,62,63, counted over all layers.",
+        convert=comma_numbers,
+        at_least=0,
+    )
+    target_expert_parallel_size: int = flag(1, "Expert-parallel size to write.", at_least=1)
+    expert_tensor_parallel_size: int | None = flag(
+        None,
+        "Tensor-parallel size of each expert; that of the other layers when left out.",
+        at_least=1,
+    )
+    moe_grouped_gemm: bool = flag(
+        False, "Stack the experts of a layer into one tensor (experts.weight1, experts.weight2)."
+    )
+    first_k_dense_replace: int | None = flag(
+        None, "Leading layers without experts; checked against the model."
+    )
     make_vocab_size_divisible_by: int = flag(
         1, "Pad the vocabulary to a multiple of this times the tensor-parallel size.", at_least=1
     )
@@ -46,6 +63,15 @@ class ConvertFlags(Group):
     )
     num_layers: int | None = flag(
         None, "Convert only the first layers (a small model for tests).", at_least=1
+    )
+    verify: str | None = flag(
+        None,
+        "Check the result: accounting (names and sizes), roundtrip (also every bit), logits (also "
+        "against transformers); left out: logits for a small model, else accounting.",
+        choices=("accounting", "roundtrip", "logits"),
+    )
+    sha256: str | None = flag(
+        None, "File of published sums (sha256sum format): check --load-dir before converting."
     )
     transformer_impl: str = flag(
         "local",
@@ -97,22 +123,13 @@ class ConvertFlags(Group):
     )
 
     # Families and features to come
-    target_expert_parallel_size: int = flag(1, "Expert-parallel size.", effect=unsupported(EXPERTS))
-    expert_tensor_parallel_size: int | None = flag(
-        None, "Tensor-parallel size of experts.", effect=unsupported(EXPERTS)
-    )
-    moe_grouped_gemm: bool = flag(False, "Experts in one tensor.", effect=unsupported(EXPERTS))
     moe_tp_extend_ep: bool = flag(
-        False, "Experts over tensor-parallel ranks.", effect=unsupported(EXPERTS)
-    )
-    first_k_dense_replace: int | None = flag(
-        None, "Leading layers without experts.", effect=unsupported(EXPERTS)
-    )
-    noop_layers: tuple[int, ...] | None = flag(
-        None,
-        "Layers that do nothing.",
-        convert=comma_numbers,
-        effect=unsupported("no-op layers", ()),
+        False,
+        "Experts over tensor-parallel ranks.",
+        effect=unsupported(
+            "files of experts spread over tensor-parallel ranks (give --expert-tensor-parallel-size"
+            " 1 and the larger --target-expert-parallel-size)"
+        ),
     )
     mtp_num_layers: int = flag(
         0, "Multi-token prediction layers.", effect=unsupported("multi-token prediction")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,5 +103,5 @@ def test_a_failing_item_stops_the_others(tmp_path) -> None:
         return 1
 
     with pytest.raises(RuntimeError, match="disk on fire"):
-        fill(move, range(2000), [], lambda _: None)
+        fill(move, range(2000), [], SimpleNamespace(wrote=lambda _: None))
     assert len(begun) < 2000

@@ -37,6 +37,10 @@ FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+# Comparing logits takes seconds each time; the tests of the checks ask for it.
+QUICK = ("--verify", "accounting")
+
+
 def make(folder: Path, family: str, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
     """A model with random weights everywhere (norms and biases too), saved by transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -74,14 +78,14 @@ def edit_config(folder: Path, **changes: Any) -> None:
 def to_mg(source: Path, target: Path, *flags: str, tp: int = 1, pp: int = 1) -> Path:
     """Convert with the command's own argument list."""
     sizes = ["--target-tensor-parallel-size", str(tp), "--target-pipeline-parallel-size", str(pp)]
-    main(["--load-dir", str(source), "--save-dir", str(target), *sizes, *flags])
+    main(["--load-dir", str(source), "--save-dir", str(target), *sizes, *QUICK, *flags])
     return target
 
 
 def to_hf(source: Path, target: Path, *flags: str) -> Path:
     """The way back."""
     kinds = ["--load-model-type", "mg", "--save-model-type", "hf"]
-    main([*kinds, "--load-dir", str(source), "--save-dir", str(target), *flags])
+    main([*kinds, "--load-dir", str(source), "--save-dir", str(target), *QUICK, *flags])
     return target
 
 

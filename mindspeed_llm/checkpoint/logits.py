@@ -1,0 +1,162 @@
+"""Do two folders hold the same model? Logits of ours against ``transformers``, in fp32.
+
+    python -m mindspeed_llm.checkpoint.logits CHECKPOINT REFERENCE [--config DIR] [--rounded bf16]
+
+prints one JSON object. It is a program of its own, since both models need memory that should be
+free again at once, and so that what is loaded is what lies on the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from mindspeed_llm.checkpoint.metadata import DTYPES
+from mindspeed_llm.checkpoint.source import WeightSource, is_megatron, open_source
+from mindspeed_llm.console import entry_point
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+TOKENS = 48
+BOUND = 1e-3
+"""Largest difference allowed, relative to the largest logit. The two programs add in different
+orders, which was measured to make 1e-6 to 1e-4 in fp32; two norms of a model exchanged make more
+than this bound."""
+
+Rounding = Callable[[nn.Module], object]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models' logits on the same tokens.
+
+    Attributes:
+        tokens: number of positions compared.
+        difference: largest absolute difference.
+        largest: largest absolute logit of the reference.
+        agreement: share of positions whose most likely next token is the same.
+    """
+
+    tokens: int
+    difference: float
+    largest: float
+    agreement: float
+
+    @property
+    def relative(self) -> float:
+        """The difference relative to the largest logit."""
+        return self.difference / self.largest if self.largest else float("inf")
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two are the same model (False where a logit is no number)."""
+        return self.relative <= BOUND
+
+    @classmethod
+    def of(cls, mine: Tensor, wanted: Tensor) -> Comparison:
+        """Compare logits ``[tokens, vocabulary]``."""
+        return cls(
+            tokens=len(wanted),
+            difference=float((mine - wanted).abs().max()),
+            largest=float(wanted.abs().max()),
+            agreement=float((mine.argmax(-1) == wanted.argmax(-1)).float().mean()),
+        )
+
+
+def some_tokens(vocab_size: int, longest: int) -> Tensor:
+    """Token ids ``[1, n]``, the same at every call."""
+    generator = torch.Generator().manual_seed(20)
+    return torch.randint(vocab_size, (1, min(TOKENS, longest)), generator=generator)
+
+
+def compare(ours: str, reference: str, config: str | None, rounded: torch.dtype | None) -> dict:
+    """Compare the checkpoint ``ours`` with the model in the folder ``reference``.
+
+    Args:
+        config: folder of the ``config.json`` to use where ``ours``, or else ``reference``, needs
+            one.
+        rounded: a type through which all weights of both sides are passed, where one of them was
+            rounded to it and the other not.
+
+    Returns:
+        The fields of a :class:`Comparison`, or ``{"skipped": why}``.
+    """
+    source = open_source(ours, hf_cfg_dir=config if is_megatron(ours) else None)
+    ids = some_tokens(source.shape.vocab_size, source.shape.max_position_embeddings)
+    if is_megatron(reference):
+        wanted = _ours(open_source(reference, hf_cfg_dir=config), ids, rounded)
+    else:
+        from transformers import AutoConfig
+
+        try:
+            known = AutoConfig.from_pretrained(config or reference)
+        except ValueError as error:
+            return {"skipped": f"transformers: {str(error).splitlines()[0]}"}
+        wanted = _transformers(reference, known, ids, rounded)
+    return asdict(Comparison.of(_ours(source, ids, rounded), wanted))
+
+
+def _round(model: nn.Module, dtype: torch.dtype | None) -> None:
+    if dtype is not None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.data.copy_(tensor.to(dtype))
+
+
+def _transformers(
+    folder: str, config: PretrainedConfig, ids: Tensor, rounded: torch.dtype | None
+) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    _round(model, rounded)
+    with torch.no_grad():
+        return model.eval()(ids, use_cache=False).logits[0]
+
+
+def _ours(source: WeightSource, ids: Tensor, rounded: torch.dtype | None) -> Tensor:
+    from mindspeed_llm import distributed
+    from mindspeed_llm.flags import parse
+    from mindspeed_llm.live_model import build_live_model
+    from mindspeed_llm.model_source import ResolvedModel
+
+    cfg = parse("inference", ["--load", str(source.path)])
+    model = ResolvedModel(source.family, source.shape, source.describe(), source)
+    cfg = model.fill(cfg)
+    position = distributed.initialize(cfg)
+    try:
+        changes = {"perform_initialization": False}
+        (chunk,) = build_live_model(cfg, model, position, load_weights=True, **changes).chunks
+        _round(chunk, rounded)
+        positions = torch.arange(ids.shape[1]).unsqueeze(0)
+        with torch.no_grad():
+            return chunk.eval()(ids, positions, None)[0, :, : source.shape.vocab_size]
+    finally:
+        distributed.shutdown()
+
+
+def main(argv: list[str]) -> int:
+    """Print the comparison of two folders."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint")
+    parser.add_argument("reference")
+    parser.add_argument("--config")
+    parser.add_argument("--rounded", choices=list(DTYPES))
+    options = parser.parse_args(argv)
+    rounded = DTYPES[options.rounded] if options.rounded else None
+    print(json.dumps(compare(options.checkpoint, options.reference, options.config, rounded)))
+    return 0
+
+
+if __name__ == "__main__":
+    entry_point(main, sys.argv[1:])
