@@ -55,10 +55,8 @@ def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
         "bias_dropout_fusion": False,
         "apply_rope_fusion": False,
         "gradient_accumulation_fusion": cfg.ops.gradient_accumulation_fusion,
-        "recompute_granularity": training.recompute_granularity,
-        "recompute_method": training.recompute_method,
-        "recompute_num_layers": training.recompute_num_layers,
-        "recompute_modules": list(training.recompute_modules or ["core_attn"]),
+        "mtp_loss_scaling_factor": model.mtp_loss_scaling_factor,
+        **_recomputation(cfg),
         "distribute_saved_activations": training.distribute_saved_activations,
         "deterministic_mode": training.deterministic_mode,
         # Loss and gradients are sums over tokens until the end of the batch, then divided by
@@ -71,6 +69,22 @@ def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
             interleaved and cfg.parallel.overlap_p2p_comm and get_device().name != "cpu"
         ),
         "deallocate_pipeline_outputs": True,
+    }
+
+
+def _recomputation(cfg: Config) -> dict[str, Any]:
+    """What is computed again in the backward pass instead of being kept."""
+    training = cfg.training
+    granularity = training.recompute_granularity
+    modules = list(training.recompute_modules or ["core_attn"])
+    if cfg.moe.mla_zero_memory and cfg.moe.multi_latent_attention and granularity != "full":
+        modules = ["mla_up_proj", *(modules if granularity else ())]
+        granularity = "selective"
+    return {
+        "recompute_granularity": granularity,
+        "recompute_method": training.recompute_method,
+        "recompute_num_layers": training.recompute_num_layers,
+        "recompute_modules": modules,
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
+from mindspeed_llm.models import mtp
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.megatron_flags import MissingFlags, from_flags, to_flags
@@ -52,6 +53,7 @@ class ResolvedModel:
             cfg.parallel.pipeline_model_parallel_size,
             layers_per_virtual_stage=cfg.parallel.num_layers_per_virtual_pipeline_stage,
             num_layer_list=cfg.parallel.num_layer_list,
+            noop_layers=cfg.parallel.noop_layers or (),
         )
 
     def checkpoint_layout(self, cfg: Config) -> CheckpointLayout:
@@ -72,7 +74,8 @@ class ResolvedModel:
         What is filled in does not count as given by the user.
         """
         known = {name: value for name, value in to_flags(self.shape).items() if value is not None}
-        values = known | {"group_query_attention": True}
+        num_layers = self.shape.num_layers + _noop_layers(cfg)
+        values = known | {"group_query_attention": True, "num_layers": num_layers}
         return dataclasses.replace(cfg.replace(**values), given=cfg.given)
 
     def padded_vocab(self, cfg: Config) -> int:
@@ -116,9 +119,10 @@ def resolve_model(
         step = None if iteration == "release" else iteration
         source = open_source(load, ckpt_step=step, model_type_hf=_model_type(cfg))
     if cfg.checkpoint.hf_config is not None:
-        resolved = _from_hf_config(cfg, source)
+        resolved = _with_wanted_mtp(cfg, _from_hf_config(cfg, source))
     elif source is not None:
         resolved = ResolvedModel(source.family, source.shape, source.describe(), source)
+        resolved = _with_wanted_mtp(cfg, resolved)
     else:
         shape = _from_flags(cfg, tokenizer_vocab)
         family = family_of_shape(shape)
@@ -146,6 +150,11 @@ def _given(cfg: Config, name: str) -> Any:
     raise KeyError(name)
 
 
+def _noop_layers(cfg: Config) -> int:
+    """How many no-op layers the flags add; ``--num-layers`` counts them."""
+    return len(cfg.parallel.noop_layers or ())
+
+
 def _checked_family(cfg: Config, found: Family) -> Family:
     name = _model_type(cfg)
     if name is None:
@@ -168,6 +177,7 @@ def _from_hf_config(cfg: Config, source: WeightSource | None) -> ResolvedModel:
     family = _checked_family(cfg, family_of_hf_config(config, str(folder / "config.json")))
     shape = family.config.to_shape(config, str(folder / "config.json"))
     if source is not None:
+        shape = dataclasses.replace(shape, mtp_num_layers=source.shape.mtp_num_layers)
         theirs = dataclasses.replace(
             source.shape, max_position_embeddings=shape.max_position_embeddings
         )
@@ -184,6 +194,8 @@ def _from_hf_config(cfg: Config, source: WeightSource | None) -> ResolvedModel:
 
 def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
     flags = {**vars(cfg.model), **vars(cfg.moe)}
+    if cfg.model.num_layers is not None:
+        flags["num_layers"] = cfg.model.num_layers - _noop_layers(cfg)
     heads, hidden = cfg.model.num_attention_heads, cfg.model.hidden_size
     if cfg.model.kv_channels is None and heads and hidden and hidden % heads:
         raise UserError(
@@ -201,9 +213,20 @@ def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
         ) from None
 
 
+def _with_wanted_mtp(cfg: Config, resolved: ResolvedModel) -> ResolvedModel:
+    """The model without layers that predict further tokens, where nothing needs them."""
+    unwanted = cfg.tool != "pretrain" or _given(cfg, "mtp_num_layers") == 0
+    if not unwanted or not resolved.shape.mtp_num_layers:
+        return resolved
+    if resolved.source is not None:
+        resolved.source.leave_out_mtp()
+    return dataclasses.replace(resolved, shape=mtp.without(resolved.shape))
+
+
 def _refuse_differences(cfg: Config, resolved: ResolvedModel) -> None:
     """Every shape flag that was given must say what the files say."""
     found = to_flags(resolved.shape)
+    found["num_layers"] += _noop_layers(cfg)
     differences = [
         f"{_spelled(name)} {given}, the model has {found[name]}"
         for name in found

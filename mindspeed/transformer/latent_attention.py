@@ -180,7 +180,7 @@ class LatentSelfAttention(MultiLatentAttention):
         rotated: Tensor,
         angles_and_factor: tuple[Tensor, float],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents ``[s', b, rank]`` and the key's shared part ``[s, b, d]`` to query, key, value."""
+        """Latents ``[s', b, rank]`` and the key's rotated part ``[s, b, d]`` to q, k and v."""
         config, heads = self.config, self.num_attention_heads_per_partition
         angles, factor = angles_and_factor
         up = self.linear_q_proj if config.q_lora_rank is None else self.linear_q_up_proj

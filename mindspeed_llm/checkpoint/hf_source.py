@@ -21,6 +21,7 @@ from mindspeed_llm.checkpoint.source import (
 from mindspeed_llm.models import mtp
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.registry import family_of_hf_config, read_hf_config
+from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import COLUMN, TensorParallel, same_bits
 from mindspeed_llm.models.transforms import Rows, stack_rows
 
@@ -46,6 +47,9 @@ class HfSource(WeightSource):
         shape = self.family.config.to_shape(config, str(folder / "config.json"))
         self._stored = HfTensors(folder)
         self.shape = mtp.shape_of_files(shape, self._stored.specs)
+        self._lacks_mtp = self.shape != shape
+        if self._lacks_mtp:
+            self.config = mtp.config_without(config)
         self.ignored = [name for name in self._stored.specs if BUFFERS.search(name)]
         self._left_out: frozenset[str] = frozenset()
         self.redundant_output: str | None = None
@@ -59,15 +63,22 @@ class HfSource(WeightSource):
         if count > self.shape.num_layers:
             raise UserError(f"--num-layers {count}: the model has {self.shape.num_layers} layers")
         # Layers that predict further tokens are counted on from the last one.
-        kept = replace(self.shape, num_layers=count, mtp_num_layers=0)
-        names = {name for entry in self.entries() for name in entry.hf}
-        kept_names = {n for e in self.family.weights(kept).expand(kept) for n in e.hf}
-        self._left_out = frozenset(names - kept_names)
-        self.shape = kept
+        self.leave_out_mtp()
+        self._keep(replace(self.shape, num_layers=count))
         key = next(f.hf for f in self.family.config.fields if f.shape == "num_layers")
         self.config = {**self.config, key: count}
         if self.config.get("layer_types"):
             self.config["layer_types"] = self.config["layer_types"][:count]
+
+    def leave_out_mtp(self) -> None:
+        self._keep(mtp.without(self.shape))
+        self.config = mtp.config_without(self.config)
+
+    def _keep(self, kept: ModelShape) -> None:
+        names = {name for entry in self.entries() for name in entry.hf}
+        kept_names = {n for e in self.family.weights(kept).expand(kept) for n in e.hf}
+        self._left_out |= names - kept_names
+        self.shape = kept
 
     @property
     def files(self) -> list[Path]:
@@ -140,4 +151,4 @@ class HfSource(WeightSource):
         return tuple(entry.hf[0] if name in absent else name for name in entry.hf)
 
     def describe(self) -> str:
-        return "Hugging Face"
+        return "Hugging Face" + (", no layers of multi-token prediction" if self._lacks_mtp else "")

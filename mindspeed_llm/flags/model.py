@@ -270,7 +270,9 @@ class ModelFlags(Group):
         effect=unsupported("biases added in the linear layer"),
     )
     mtp_num_layers: int | None = flag(
-        None, "Multi-token prediction layers.", effect=unsupported("multi-token prediction", 0)
+        None,
+        "Layers of multi-token prediction. Left out: as many as the model has; 0: train without.",
+        at_least=0,
     )
     mtp_loss_scaling_factor: float = flag(
         0.1, "Weight of the multi-token loss.", effect=part_of("mtp_num_layers")

@@ -235,7 +235,6 @@ class MoeFlags(Group):
         False,
         "Multi-head latent attention.",
         deprecated=("--multi-head-latent-attention",),
-        effect=unsupported("multi-head latent attention"),
     )
     q_lora_rank: int | None = flag(None, "Rank of the query.", effect=LATENT)
     kv_lora_rank: int = flag(32, "Rank of key and value.", effect=LATENT)
@@ -246,6 +245,19 @@ class MoeFlags(Group):
         64, "Rotated head size.", deprecated=("--qk-rope-head-dim",), effect=LATENT
     )
     v_head_dim: int = flag(128, "Head size of the value.", effect=LATENT)
-    mla_mm_split: bool = flag(False, "Split the up-projections.", effect=LATENT)
-    mla_zero_memory: bool = flag(False, "Recompute the up-projections.", effect=LATENT)
-    mla_swap_core_attn_out: bool = flag(False, "Swap the attention output.", effect=LATENT)
+    mla_mm_split: bool = flag(
+        False,
+        "Split the up-projections into four products.",
+        effect=neutral("the up-projections stay whole; the numbers are the same"),
+    )
+    mla_zero_memory: bool = flag(
+        False,
+        "Compute the up-projections again in the backward pass "
+        "(--recompute-granularity selective --recompute-modules mla_up_proj).",
+        effect=LATENT,
+    )
+    mla_swap_core_attn_out: bool = flag(
+        False,
+        "Move the attention's output to the host until the backward pass.",
+        effect=neutral("it stays on the device"),
+    )

@@ -133,13 +133,12 @@ class TrainingFlags(Group):
         None,
         "Parts that selective recomputation takes (core_attn when left out).",
         nargs="+",
-        choices=("core_attn", "mlp"),
+        choices=("core_attn", "mlp", "mla_up_proj"),
         refused={
             "layernorm": "recomputation of norms",
             "moe_act": "mixture of experts",
             "moe": "mixture of experts",
             "shared_experts": "mixture of experts",
-            "mla_up_proj": "multi-head latent attention",
         },
     )
     recompute_activations: bool = flag(False, "Short for --recompute-granularity selective.")

@@ -17,7 +17,7 @@ ROUTER: dict[str, Any] = {
     "experts.moe_router_score_function": "sigmoid",
     "experts.moe_router_enable_expert_bias": True,
     "experts.norm_topk_prob": True,
-    "experts.group_score_topk": 2,
+    "experts.group_score_topk": lambda v: 2 if v["experts.moe_router_num_groups"] else 1,
 }
 
 

@@ -64,7 +64,7 @@ def to_flags(shape: ModelShape) -> dict[str, Any]:
         "gelu_tanh": not silu,
         "sliding_window": None if shape.interleave_sliding_window else window,
         "interleave_sliding_window": window if shape.interleave_sliding_window else None,
-        "mtp_num_layers": shape.mtp_num_layers or None,
+        "mtp_num_layers": shape.mtp_num_layers,
         **_scaling_flags(shape.rope_scaling),
         "multi_latent_attention": shape.latent is not None,
         **{name: getattr(shape.latent, name, None) for name in _LATENT},
@@ -145,12 +145,13 @@ def _experts(flags: Flags) -> Experts | None:
     width = values.setdefault("moe_ffn_hidden_size", flags.get("ffn_hidden_size"))
     if shared := flags.get("n_shared_experts"):
         values.setdefault("moe_shared_expert_intermediate_size", shared * width)
-    topk, group_topk = values.get("moe_router_topk", 2), flags.get("moe_router_group_topk")
-    values.setdefault("moe_router_topk", topk)
+    values.setdefault("moe_router_topk", 2)
     if flags.get("norm_topk_prob") is None:
         # Megatron: softmax over the chosen ones, unless over all before the choice.
         values["norm_topk_prob"] = not flags.get("moe_router_pre_softmax")
-    return Experts(**values, group_score_topk=topk // group_topk if group_topk else 1)
+    # No flag says it: DeepSeek-V3 and, with softmax scores, V2.
+    two = flags.get("moe_router_group_topk") and flags.get("moe_router_score_function") == "sigmoid"
+    return Experts(**values, group_score_topk=2 if two else 1)
 
 
 def _shared_experts(experts: Experts | None) -> int | None:

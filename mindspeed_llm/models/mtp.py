@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
-from mindspeed_llm.models.hf_config import Field
+from mindspeed_llm.models.hf_config import Config, Field
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import COLUMN
@@ -72,7 +72,17 @@ def shape_of_files(shape: ModelShape, stored: Iterable[str]) -> ModelShape:
     beyond = tuple(_hf_prefix(shape, index) for index in range(shape.mtp_num_layers))
     if not beyond or any(name.startswith(beyond) for name in stored):
         return shape
+    return without(shape)
+
+
+def without(shape: ModelShape) -> ModelShape:
+    """The same model without these layers."""
     return replace(shape, mtp_num_layers=0)
+
+
+def config_without(config: Config) -> dict[str, Any]:
+    """A ``config.json`` of the same model without these layers."""
+    return {key: 0 if key in (FIELD.hf, *FIELD.also) else value for key, value in config.items()}
 
 
 def config_fields(shape: ModelShape) -> dict[str, int]:

@@ -141,6 +141,18 @@ class ModelShape:
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_query_groups {self.num_query_groups}"
             )
+        if self.latent is None:
+            return
+        if self.num_query_groups != self.num_attention_heads:
+            raise UserError(
+                f"num_query_groups {self.num_query_groups}: heads of multi-head latent attention "
+                "do not share keys and values; leave it out"
+            )
+        if not self.qk_layernorm:
+            raise UserError(
+                "multi-head latent attention without norms of its latents is not implemented: give "
+                "--qk-layernorm"
+            )
 
     @property
     def tied(self) -> bool:

@@ -125,19 +125,11 @@ def test_old_name_works_with_a_warning(capsys, old, dest, value):
     assert f"write {spec.name}" in capsys.readouterr().err
 
 
-def test_old_name_of_a_refused_flag_is_refused_too(capsys):
-    with pytest.raises(UserError, match="--multi-latent-attention"):
-        parsed("pretrain", "--multi-head-latent-attention")
-
-
 REFUSALS = [
     ("pretrain", "--context-parallel-size 2", "context parallelism"),
     ("pretrain", "--num-experts 8 --moe-expert-capacity-factor 1", "dropping of tokens"),
     ("pretrain", "--num-experts 8 --moe-token-dispatcher-type flex", "DeepEP"),
     ("pretrain", "--num-experts 8 --moe-layer-freq ([0]*3+[1]*5)", "some layers only"),
-    ("pretrain", "--multi-latent-attention", "latent attention"),
-    ("pretrain", "--mtp-num-layers 1", "multi-token prediction"),
-    ("pretrain", "--noop-layers 2,3", "no-op layers"),
     ("pretrain", "--schedules-method dualpipev", "DualPipeV"),
     ("pretrain", "--optimizer muon", "Muon"),
     ("pretrain", "--optimizer-selection fused_ema_adamw", "EMA"),
@@ -153,7 +145,6 @@ REFUSALS = [
     ("pretrain", "--tokenizer-type GPT2BPETokenizer", "Megatron's own tokenizers"),
     ("pretrain", "--stage sft", "post-training"),
     ("convert", "--target-expert-parallel-size 2", "mixture of experts"),
-    ("convert", "--noop-layers 2", "no-op layers"),
     ("convert", "--transformer-impl transformer_engine", "TransformerEngine"),
     ("inference", "--task chat", "chat"),
     ("inference", "--task beam_search", "beam search"),
