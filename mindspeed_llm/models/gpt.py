@@ -34,8 +34,8 @@ class GPTModel(MegatronGPTModel):
         **kwargs: as Megatron's ``GPTModel``.
 
     Attributes:
-        further_losses: sum and number of the losses of each layer that predicts further tokens,
-            ``[layers, 2]``, since the model was built or they were last set to zero.
+        further_losses: sum and number of the losses of each layer that predicts further tokens in
+            the last forward pass, ``[layers, 2]``; None without such layers or out of training.
     """
 
     def __init__(self, shape: ModelShape, **kwargs) -> None:
@@ -50,7 +50,7 @@ class GPTModel(MegatronGPTModel):
                 rotary_interleaved=shape.use_glm_rope,
                 use_cpu_initialization=self.config.use_cpu_initialization,
             )
-        self.further_losses = torch.zeros(shape.mtp_num_layers, 2)
+        self.further_losses: Tensor | None = None
         if hasattr(self, "embedding") and shape.embedding_multiplier_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
 
@@ -69,8 +69,9 @@ class GPTModel(MegatronGPTModel):
     ) -> Tensor:
         """Hidden states ``[s, b, h]`` to per-token losses ``[b, s]``, or to logits ``[b, s, v]``.
 
-        Logits keep the padded vocabulary; see :meth:`real_logits`.
+        Logits keep the padded vocabulary.
         """
+        self.further_losses = None
         if not self.post_process:
             return hidden_states
         if labels is None:
@@ -107,15 +108,17 @@ class GPTModel(MegatronGPTModel):
         layers = self.shape.mtp_num_layers
         hidden_states, *further = states.chunk(1 + layers)
         mask = torch.ones_like(labels) if loss_mask is None else loss_mask
-        for layer, state in enumerate(further):
+        totals = []
+        for state in further:
             labels, _ = roll_tensor(labels)
             mask, count = roll_tensor(mask)
             losses = self._losses(state, labels) * mask
-            self.further_losses[layer] += torch.stack([losses.detach().sum(), count]).cpu()
+            totals.append(torch.stack([losses.detach().sum(), count.float()]))
             if not self.config.calculate_per_token_loss:
                 losses = losses / count
             scale = self.config.mtp_loss_scaling_factor / layers
             hidden_states = MTPLossAutoScaler.apply(hidden_states, scale * losses)
+        self.further_losses = torch.stack(totals)
         return hidden_states
 
     def sharded_state_dict(self, *args, **kwargs) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -39,6 +40,7 @@ class _Window:
     """What happened since the last log line."""
 
     losses: list[float] = field(default_factory=list)
+    further: list[tuple[float, ...]] = field(default_factory=list)
     updates_skipped: int = 0
     nan: int = 0
     iterations: int = 0
@@ -104,6 +106,7 @@ class Reporter:
         if result.loss is not None:
             if math.isfinite(result.loss):
                 window.losses.append(result.loss)
+                window.further.append(result.further_losses)
             else:
                 window.nan += 1
         window.updates_skipped += not result.updated
@@ -121,7 +124,11 @@ class Reporter:
             "tflops_per_device": sequences_per_second * self._flops / world / 1e12,
             "learning_rate": learning_rate,
             "global_batch_size": global_batch_size,
-            "lm_loss": sum(window.losses) / len(window.losses) if window.losses else None,
+            "lm_loss": _mean(window.losses) if window.losses else None,
+            **{
+                f"mtp_{layer}_loss": _mean(losses)
+                for layer, losses in enumerate(zip(*window.further, strict=True), start=1)
+            },
             "loss_scale": loss_scale,
             "grad_norm": result.grad_norm,
             "num_zeros": result.num_zeros if self._log_zeros else None,
@@ -169,6 +176,11 @@ class Reporter:
             f"learning rate: {record['learning_rate']:.6E}",
             f"global batch size: {record['global_batch_size']:5d}",
             *([] if loss is None else [f"lm loss: {loss:.6E}"]),
+            *(
+                f"{name.replace('_loss', ' loss')}: {value:.6E}"
+                for name, value in record.items()
+                if name.startswith("mtp_")
+            ),
             f"loss scale: {record['loss_scale']:.1f}",
             *([] if norm is None else [f"grad norm: {norm:.3f}"]),
             *([] if record["num_zeros"] is None else [f"num zeros: {record['num_zeros']}"]),
@@ -197,6 +209,10 @@ class Reporter:
             f"allocated: {current / MIB:.1f} | max allocated: {peak / MIB:.1f}",
             flush=True,
         )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _open_metrics(path: Path, resumed_at: int):

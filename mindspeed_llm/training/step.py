@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
 Batch = dict[str, Tensor]
@@ -25,26 +26,35 @@ class StepResult:
         loss: mean over the tokens of the global batch; None off the last pipeline stage.
         grad_norm: before clipping; None if the update was skipped.
         updated: whether the optimizer stepped (False after an fp16 overflow).
+        further_losses: those of tokens further ahead, one for each layer of multi-token
+            prediction; as ``loss``, mean and on the last pipeline stage only.
     """
 
     loss: float | None
     grad_norm: float | None
     num_zeros: int | None
     updated: bool
+    further_losses: tuple[float, ...] = ()
 
 
-def loss_of_batch(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def loss_of_batch(
+    loss_mask: Tensor, losses: Tensor, further: Tensor | None = None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Sum of the trained tokens' losses, and their number.
 
     Args:
         loss_mask: ``[b, s]``, 1 for a token that is trained on.
         losses: per-token losses ``[b, s]``.
+        further: sums and numbers ``[layers, 2]`` of the losses of tokens further ahead; their
+            gradients come with that of ``losses``, so they are only reported.
     """
     mask = loss_mask.float()
     total = torch.sum(losses.float() * mask)
     count = mask.sum()
-    report = torch.stack([total.detach(), count])
-    return total, count.to(torch.int), {"lm loss": report}
+    report = {"lm loss": torch.stack([total.detach(), count])}
+    if further is not None:
+        report["further losses"] = further
+    return total, count.to(torch.int), report
 
 
 def forward_step(batches: Iterator[Batch] | None, model: torch.nn.Module) -> tuple[Any, Any]:
@@ -56,9 +66,18 @@ def forward_step(batches: Iterator[Batch] | None, model: torch.nn.Module) -> tup
         return model(None, None, None), None
     batch = next(batches)
     losses = model(
-        batch["tokens"], batch["position_ids"], attention_mask=None, labels=batch["labels"]
+        batch["tokens"],
+        batch["position_ids"],
+        attention_mask=None,
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
     )
-    return losses, partial(loss_of_batch, batch["loss_mask"])
+    return losses, partial(loss_of_batch, batch["loss_mask"], further=further_losses(model))
+
+
+def further_losses(model: torch.nn.Module) -> Tensor | None:
+    """:attr:`mindspeed_llm.models.gpt.GPTModel.further_losses` of a model in its wrappers."""
+    return get_attr_wrapped_model(model, "further_losses")
 
 
 def train_step(
@@ -93,6 +112,7 @@ def train_step(
         grad_norm=None if grad_norm is None else float(grad_norm),
         num_zeros=num_zeros,
         updated=bool(updated),
+        further_losses=tuple(means(reports, "further losses")),
     )
 
 
@@ -130,9 +150,14 @@ def mean_loss(reports: list[dict[str, Tensor]]) -> float | None:
 
     ``reports`` is empty on all pipeline stages but the last, which then get None.
     """
-    if not reports:
-        return None
-    total = torch.stack([report["lm loss"] for report in reports]).sum(dim=0)
+    return next(iter(means(reports, "lm loss")), None)
+
+
+def means(reports: list[dict[str, Tensor]], name: str) -> list[float]:
+    """Means of what reports hold as sums and numbers, ``[2]`` or ``[n, 2]``; none if nothing."""
+    found = [report[name] for report in reports if name in report]
+    if not found:
+        return []
+    total = torch.stack(found).sum(dim=0).view(-1, 2)
     torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
-    loss, count = total.tolist()
-    return loss / count if count else float("nan")
+    return [value / count if count else float("nan") for value, count in total.tolist()]
