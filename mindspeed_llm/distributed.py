@@ -27,6 +27,8 @@ _NOISE = (
     r"`torch\.distributed\.\w+` is deprecated",
     "`load_state_dict` is deprecated",
     "Please use DTensor instead",
+    # Experts that are not tensor parallel beside layers that are.
+    "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",
 )
 for _message in _NOISE:
     warnings.filterwarnings("ignore", message=_message)
