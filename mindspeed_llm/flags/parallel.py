@@ -47,9 +47,9 @@ class ParallelFlags(Group):
     )
     noop_layers: tuple[int, ...] | None = flag(
         None,
-        "Layers that do nothing.",
+        "Places of layers that do nothing, e.g. 61,62,63; --num-layers counts them.",
         convert=comma_numbers,
-        effect=unsupported("no-op layers", ()),
+        at_least=0,
     )
     schedules_method: str | None = flag(
         None, "Another pipeline schedule.", effect=unsupported("DualPipeV schedule")

@@ -105,11 +105,13 @@ def _chunks(config: Config) -> int | None:
     parallel, num_layers = config.parallel, config.model.num_layers
     if num_layers is None:
         return None
+    noop_layers = parallel.noop_layers or ()
     layout = PipelineLayout.build(
-        num_layers,
+        num_layers - len(noop_layers),
         parallel.pipeline_model_parallel_size,
         parallel.num_layers_per_virtual_pipeline_stage,
         parallel.num_layer_list,
+        noop_layers,
     )
     return layout.chunks if layout.chunks > 1 else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import (
 )
 
 from mindspeed.errors import UserError
-from mindspeed_llm.models import latent, moe, mtp
+from mindspeed_llm.models import latent, moe, mtp, noop
 from mindspeed_llm.models.gpt import GPTModel
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.rotary import set_concentration
@@ -39,11 +39,12 @@ def transformer_config(
     Args:
         megatron: further fields of ``TransformerConfig`` (parallel sizes, recomputation, …).
     """
+    noop.check_windows(shape, layout)
     virtual = layout.chunks if layout.chunks > 1 else None
     groups = padded_query_groups(shape, megatron.get("tensor_model_parallel_size", 1))
     scalar = shape.query_pre_attn_scalar
     fields = {
-        "num_layers": shape.num_layers,
+        "num_layers": len(layout.places),
         "hidden_size": shape.hidden_size,
         "ffn_hidden_size": shape.ffn_hidden_size,
         "num_attention_heads": shape.num_attention_heads // shape.num_query_groups * groups,
@@ -120,7 +121,7 @@ def build_model(
         GPTModel(
             shape=shape,
             config=config,
-            transformer_layer_spec=moe.chunk_spec(spec, shape, layout.stages[stage][chunk]),
+            transformer_layer_spec=_chunk_spec(spec, shape, layout.stages[stage][chunk]),
             vocab_size=padded_vocab_size,
             max_sequence_length=shape.max_position_embeddings,
             pre_process=layout.is_first(stage, chunk),
@@ -135,6 +136,10 @@ def build_model(
         )
         for chunk in range(layout.chunks)
     ]
+
+
+def _chunk_spec(spec: ModuleSpec, shape: ModelShape, places: Sequence[int | None]):
+    return noop.chunk_spec(moe.chunk_spec(spec, shape, places), places)
 
 
 def import_layer_spec(module: str, name: str) -> LayerSpec:

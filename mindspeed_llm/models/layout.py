@@ -132,17 +132,22 @@ class PipelineLayout:
                 f"({total - len(noop_layers)} layers and {len(noop_layers)} no-op layers)"
             )
         layers = iter(range(total))
-        number = [None if place in noop_layers else next(layers) for place in range(total)]
+        numbers = [None if place in noop_layers else next(layers) for place in range(total)]
         stages = tuple(
-            tuple(tuple(number[place] for place in chunk if place is not None) for chunk in stage)
+            tuple(tuple(numbers[place] for place in chunk if place is not None) for chunk in stage)
             for stage in self.stages
         )
-        if any(set(chunk) == {None} for stage in stages for chunk in stage):
-            raise UserError(
-                f"--noop-layers {listed} leaves a pipeline stage without a layer; spread them over "
-                "the stages"
-            )
-        return PipelineLayout(stages)
+        layout = PipelineLayout(stages)
+        for stage, chunks in enumerate(stages):
+            for which, chunk in enumerate(chunks):
+                ends = layout.is_first(stage, which) or layout.is_last(stage, which)
+                if set(chunk) == {None} and not ends:
+                    raise UserError(
+                        f"--noop-layers {listed} leaves pipeline stage {stage} without a layer"
+                        f"{f' in its model chunk {which}' if len(chunks) > 1 else ''}; spread "
+                        "them over the stages"
+                    )
+        return layout
 
 
 def _from_list(

@@ -6,11 +6,17 @@ Written and read by ``megatron.core.dist_checkpointing``. The optimizer's state 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from mindspeed.errors import UserError
@@ -61,10 +67,50 @@ def load(run: Run, folder: Path, *, optimizer: bool, rng: bool) -> dict[str, Any
 
 
 def _model_state(run: Run) -> dict[str, Any]:
-    return {
+    state = {
         key: model.sharded_state_dict(metadata=dict(METADATA))
         for key, model in zip(run.layout.chunk_keys(), run.models, strict=True)
     }
+    if run.layout.noop_layers:
+        for tensors in state.values():
+            for value in tensors.values():
+                _count_layers_alone(value, run.layout.places)
+    return state
+
+
+_LAYER = re.compile(r"^(decoder\.layers\.)(\d+)\.")
+
+
+def _count_layers_alone(value: Any, places: list[int | None]) -> None:
+    """Give a tensor the place that it has in the model without no-op layers.
+
+    So a checkpoint does not depend on which layout wrote it.
+    """
+    if match := _LAYER.match(value.key):
+        value.key = _LAYER.sub(rf"\g<1>{places[int(match[2])]}.", value.key)
+    elif value.key.startswith("decoder.layers."):
+        if isinstance(value, ShardedTensorFactory):
+            build = value.build_fn
+
+            def build_and_count(*args: Any) -> Any:
+                built = build(*args)
+                for tensor in nested_values(built):
+                    _restack(tensor, places)
+                return built
+
+            value.build_fn = build_and_count
+        else:
+            _restack(value, places)
+
+
+def _restack(tensor: ShardedTensor | ShardedObject, places: list[int | None]) -> None:
+    """Renumber along the first dimension, which counts layers."""
+    count = len(places) - places.count(None)
+    layer = places[tensor.global_offset[0]]
+    tensor.global_shape = (count, *tensor.global_shape[1:])
+    tensor.global_offset = (layer, *tensor.global_offset[1:])
+    if isinstance(tensor, ShardedTensor):
+        tensor.axis_fragmentations = (count, *tensor.axis_fragmentations[1:])
 
 
 def _sharded_rng(run: Run, state: dict[str, Any]) -> ShardedObject:

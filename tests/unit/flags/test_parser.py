@@ -144,7 +144,6 @@ REFUSALS = [
     ("pretrain", "--recompute-granularity selective --recompute-modules core_attn moe", "experts"),
     ("pretrain", "--tokenizer-type GPT2BPETokenizer", "Megatron's own tokenizers"),
     ("pretrain", "--stage sft", "post-training"),
-    ("convert", "--target-expert-parallel-size 2", "mixture of experts"),
     ("convert", "--transformer-impl transformer_engine", "TransformerEngine"),
     ("inference", "--task chat", "chat"),
     ("inference", "--task beam_search", "beam search"),
