@@ -1,0 +1,140 @@
+"""Latent attention and multi-token prediction: gradients against ``transformers``, runs equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import further_tokens
+from tests.families import VOCAB, write_tiny_hf
+from tests.parallel.layouts import first_gradients, grid, train, train_flags, write_tokens
+
+LAYOUTS = {
+    "one": (1, {}),
+    "TP2": (2, {"tensor_model_parallel_size": 2}),
+    "TP2 SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "PP2": (2, {"pipeline_model_parallel_size": 2}),
+    "PP2 uneven": (2, {"pipeline_model_parallel_size": 2, "num_layer_list": "3,1"}),
+    "DP2": (2, {"use_distributed_optimizer": True}),
+}
+# name: (row of tests/families.py, changes, layers of multi-token prediction)
+MODELS = {
+    "lite dense": ("deepseek2-lite", {"first_k_dense_replace": 4}, 0),
+    "v3 dense": ("deepseek3", {"first_k_dense_replace": 4}, 0),
+    "v2": ("deepseek2", {}, 0),
+    "v3": ("deepseek3", {}, 0),
+    "v3 mtp": ("deepseek3", {}, 1),
+    "v3 mtp 2": ("deepseek3-plain", {"num_nextn_predict_layers": 2}, 2),
+    "glm45 mtp": ("glm45", {}, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("latent")
+
+
+@pytest.fixture(scope="module")
+def data(folder) -> Path:
+    return write_tokens(folder / "data" / "tiny_text_document")
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    """``models[name]``: the folder of a tiny model, written when first asked for."""
+
+    class Models(dict):
+        def __missing__(self, name: str) -> Path:
+            row, changes, further = MODELS[name]
+            self[name] = write_tiny_hf(folder / name.replace(" ", "-"), row, **changes)
+            if further:
+                further_tokens.add_to_folder(self[name], further)
+            return self[name]
+
+    return Models()
+
+
+@pytest.fixture(scope="module")
+def ids() -> list[list[int]]:
+    return np.random.default_rng(3).integers(0, VOCAB, size=(2, 33)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        *grid(["lite dense", "v3 dense"], LAYOUTS, quick=[("v3 dense", "TP2")]),
+        *grid(
+            ["v2", "v3", "v3 mtp", "v3 mtp 2", "glm45 mtp"],
+            ["one", "TP2 SP", "PP2", "PP2 uneven", "DP2"],
+            quick=[("v3 mtp", "TP2 SP"), ("v3 mtp", "PP2")],
+        ),
+    ],
+)
+def test_first_gradients_equal_transformers(pool, models, data, ids, model, layout):
+    from mindspeed_llm.checkpoint.source import open_source
+
+    ranks, flags = LAYOUTS[layout]
+    argv = train_flags(models[model], data, **flags)
+    parts = pool(ranks).run(first_gradients, argv=argv, ids=ids)
+    source = open_source(models[model])
+    wanted = further_tokens.gradients(models[model], ids, MODELS[model][2])
+    checked = set()
+    for entry in source.entries():
+        if entry.keep_fp32:
+            continue  # the router's bias has no gradient
+        by_rank = {
+            rank: found[entry.megatron] for _, rank, found in parts if entry.megatron in found
+        }
+        compare(entry, by_rank, source.shape, wanted)
+        checked.add(entry.hf[0] if entry.copies else None)
+        checked.update(set(entry.hf) - set(entry.copies))
+    assert checked - {None} == set(wanted)
+
+
+def compare(entry, by_rank, shape, wanted) -> None:
+    import torch
+
+    ordered = [torch.from_numpy(by_rank[rank]) for rank in sorted(by_rank)]
+    full = entry.split.join(ordered, entry.dims(shape))
+    for name, gradient in entry.to_hf(shape, full).items():
+        if name in entry.copies:
+            continue
+        largest = np.abs(wanted[name]).max()
+        assert np.abs(gradient.numpy() - wanted[name]).max() <= 1e-5 * largest, name
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        *grid(["lite dense", "v3 dense"], ["TP2", "TP2 SP", "PP2"], quick=[("lite dense", "TP2")]),
+        *grid(["v3", "v3 mtp"], ["TP2 SP", "PP2", "PP2 uneven"], quick=[("v3 mtp", "TP2 SP")]),
+    ],
+)
+def test_runs_equal_one_process(pool, models, data, model, layout):
+    ranks, flags = LAYOUTS[layout]
+    one = pool(1).run(train, argv=train_flags(models[model], data, iters=10))[0]
+    rows = pool(ranks).run(train, argv=train_flags(models[model], data, iters=10, **flags))[-1]
+    names = ["lm_loss"] + [f"mtp_{i + 1}_loss" for i in range(MODELS[model][2])]
+    assert len(rows) == 10
+    for row, reference in zip(rows, one, strict=True):
+        for name in names:
+            assert row[name] == pytest.approx(reference[name], rel=1e-5)
+    assert rows[-1]["lm_loss"] < rows[0]["lm_loss"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"recompute_granularity": "selective"},
+        {"mla_zero_memory": True},
+    ],
+    ids=["full", "attention", "up-projections"],
+)
+def test_recomputation_changes_no_bit(pool, models, data, flags):
+    plain = pool(1).run(train, argv=train_flags(models["v3 mtp"], data, iters=3))[0]
+    again = pool(1).run(train, argv=train_flags(models["v3 mtp"], data, iters=3, **flags))[0]
+    for row, reference in zip(again, plain, strict=True):
+        assert (row["lm_loss"], row["grad_norm"]) == (reference["lm_loss"], reference["grad_norm"])
