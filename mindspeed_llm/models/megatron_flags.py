@@ -135,7 +135,11 @@ def _groups(flags: Flags, heads: int) -> int:
 def _latent(flags: Flags) -> LatentAttention | None:
     if not flags.get("multi_latent_attention"):
         return None
-    return LatentAttention(**{name: flags[name] for name in _LATENT if name in flags})
+    missing = [n for n in _LATENT if n != "q_lora_rank" and flags.get(n) is None]
+    if missing:
+        raise MissingFlags(missing)
+    values: dict[str, Any] = {name: flags.get(name) for name in _LATENT}
+    return LatentAttention(**values)
 
 
 def _experts(flags: Flags) -> Experts | None:

@@ -109,7 +109,7 @@ def test_megatron_llama3_scaling() -> None:
         ({"swiglu": False}, "swiglu=False"),
         ({"position_embedding_type": "learned_absolute"}, "learned_absolute"),
         ({"add_bias_linear": True}, "add_bias_linear=True"),
-        ({"multi_latent_attention": True}, "multi_latent_attention=True"),
+        ({"multi_latent_attention": True}, "no kv_lora_rank"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"model_type_hf": "qwen3-next"}, "not supported yet; missing: "),
         ({"vocab_size": 300}, "300 .* 256"),
