@@ -153,18 +153,29 @@ def entries_of(run):
     for chunk in range(run.layout.chunks):
         model = run.model
         where = (run.layout, run.position.pipeline, chunk)
-        for name, entry in chunk_entries(model.family, model.shape, *where):
+        at = run.position.tensor_parallel(model.shape, run.padded_vocab_size)
+        for name, entry in chunk_entries(model.family, model.shape, *where, at.experts):
             yield chunk, name, entry
 
 
 def first_gradients(rank: int, world: int, argv: list[str], ids: list[list[int]]):
     """Gradients of the first step: (pipeline stage, TP rank, {Megatron name: gradient})."""
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
     from mindspeed_llm import distributed
-    from mindspeed_llm.training.step import forward_step
 
     run = build(argv)
+    first_step(run, ids)
+    where = (run.position.pipeline, run.position.tensor)
+    gradients = gradients_of(run)
+    distributed.shutdown()
+    return *where, gradients
+
+
+def first_step(run, ids: list[list[int]]) -> None:
+    """Forward and backward passes over one micro-batch per row."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from mindspeed_llm.training.step import forward_step
+
     batches = batches_of(run, ids)
     single = len(run.chunks) == 1
     for chunk in run.chunks:
@@ -178,15 +189,16 @@ def first_gradients(rank: int, world: int, argv: list[str], ids: list[list[int]]
         micro_batch_size=1,
         forward_only=False,
     )
+
+
+def gradients_of(run):
+    """This rank's gradients, by Megatron's name with global layers and experts."""
     parameters = [dict(model.named_parameters()) for model in run.models]
-    gradients = {
+    return {
         entry.megatron: parameters[chunk][name].main_grad.clone().numpy()
         for chunk, name, entry in entries_of(run)
         if name in parameters[chunk]
     }
-    where = (run.position.pipeline, run.position.tensor)
-    distributed.shutdown()
-    return *where, gradients
 
 
 def logits(rank: int, world: int, argv: list[str], ids: list[list[int]]):
