@@ -118,7 +118,8 @@ def run_child(mode: str, arguments: list[str]) -> None:
         start = time.perf_counter()
         copy_files(source, target)
     else:
-        flags = parse("convert", ["--load-dir", arguments[0], "--save-dir", *arguments[1:]])
+        words = ["--load-dir", arguments[0], "--save-dir", *arguments[1:]]
+        flags = parse("convert", [*words, "--verify", "accounting"])
         start = time.perf_counter()
         convert(flags.convert)
     print(time.perf_counter() - start)

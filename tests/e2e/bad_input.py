@@ -17,8 +17,14 @@ from tests.data import small
 
 TOKENIZER = "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path model"
 PREPROCESS = f"preprocess --input corpus.jsonl --output-prefix out/corpus {TOKENIZER}"
-CONVERT = "convert --load-model-type hf --save-model-type mg --load-dir model --save-dir out"
-EXPORT = "convert --load-model-type mg --save-model-type hf --load-dir mg --save-dir out"
+CONVERT = (
+    "convert --load-model-type hf --save-model-type mg --load-dir model --save-dir out"
+    " --verify accounting"
+)
+EXPORT = (
+    "convert --load-model-type mg --save-model-type hf --load-dir mg --save-dir out"
+    " --verify accounting"
+)
 BATCH = "--seq-length 32 --micro-batch-size 1 --global-batch-size 2 --train-iters 2 --eval-iters 0"
 DATA = "--data-path data/corpus_text_document --split 100,0,0"
 TRAIN = f"pretrain --load mg {TOKENIZER} {DATA} {BATCH} --lr 1e-3"

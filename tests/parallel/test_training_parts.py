@@ -81,7 +81,8 @@ def test_a_converted_checkpoint_starts_at_iteration_zero(pool, model, data, tmp_
 
     folders = ["--load-dir", str(model), "--save-dir", str(tmp_path / "mg")]
     kinds = ["--load-model-type", "hf", "--save-model-type", "mg", "--model-type-hf", "llama2"]
-    assert not convert([*kinds, *folders, "--target-tensor-parallel-size", "2"])
+    flags = ["--target-tensor-parallel-size", "2", "--verify", "accounting"]
+    assert not convert([*kinds, *folders, *flags])
     argv = train_flags(tmp_path / "mg", data, iters=3)
     rows, said = pool(1).run(train_and_tell, argv=argv)[0]
     assert [row["iteration"] for row in rows] == [1, 2, 3]
