@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_utils import compute_routing_scores_for_aux_loss
@@ -42,6 +44,8 @@ class Router(TopKRouter):
         ValueError: the config asks for something that this class does not do.
     """
 
+    expert_bias: Tensor | None
+
     def __init__(
         self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None
     ) -> None:
@@ -56,6 +60,17 @@ class Router(TopKRouter):
             if wanted:
                 raise ValueError(f"{name} is not supported by this router")
         self.rule = routing_rule(config)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        """Moves and casts, but leaves the bias in fp32: its steps are lost in 16 bits.
+
+        Megatron casts it back, which does not restore what a model that is cast has loaded.
+        """
+        bias = self.expert_bias
+        super()._apply(fn, recurse)
+        if bias is not None:
+            self.expert_bias = bias.to(self.expert_bias.device)
+        return self
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``[s, b, experts]`` to weights and choice, both ``[s · b, experts]``.

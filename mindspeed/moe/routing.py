@@ -34,14 +34,14 @@ class RoutingRule:
 def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weights ``[tokens, experts]``, zero where not chosen, and the choice as booleans.
 
-    Scores are fp32 whatever the type of the logits; the weights have that type.
+    Scores are at least fp32 whatever the type of the logits; the weights have that type.
 
     Args:
         logits: ``[tokens, experts]``.
         bias: ``[experts]``, added to the scores for the choice only.
     """
-    logits32 = logits.float()
-    scores = logits32.softmax(-1) if rule.score_function == "softmax" else logits32.sigmoid()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = wide.softmax(-1) if rule.score_function == "softmax" else wide.sigmoid()
     preference = scores if bias is None else scores + bias
     if rule.group_topk:
         preference = _within_best_groups(preference.detach(), rule)
