@@ -68,7 +68,7 @@ class Router(TopKRouter):
         """
         bias = self.expert_bias
         super()._apply(fn, recurse)
-        if bias is not None:
+        if bias is not None and self.expert_bias is not None:
             self.expert_bias = bias.to(self.expert_bias.device)
         return self
 
