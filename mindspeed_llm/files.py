@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def fsync_path(path: Path) -> None:
@@ -75,3 +77,22 @@ def replace_folder(source: Path, target: Path) -> None:
     os.rename(source, target)
     fsync_path(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def strict_json(text: str | bytes) -> Any:
+    """``json.loads``, except that a key given twice in one object is an error, not the last wins.
+
+    Raises:
+        ValueError: not JSON, or a key given twice.
+    """
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(
+            f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands there twice"
+        )
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from torch import Tensor
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.planned_file import TensorSpec
 from mindspeed_llm.checkpoint.safe_load import load_file
-from mindspeed_llm.checkpoint.safetensors_file import DTYPE_NAMES, INDEX, SINGLE
+from mindspeed_llm.checkpoint.safetensors_file import DTYPE_NAMES, INDEX, SINGLE, read_header
+from mindspeed_llm.files import strict_json
 
 BIN_SINGLE = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"
@@ -90,7 +90,7 @@ class HfTensors:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        table = strict_json(path.read_bytes())["weight_map"]
         names = [str(file) for file in table.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a weight index ({error!r}); download it again") from None
@@ -105,23 +105,20 @@ class _SafeFile:
         from safetensors import SafetensorError, safe_open
 
         self.path = path
+        self._header = read_header(path)
         try:
             self._file = safe_open(path, framework="pt", device="cpu")
         except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(
-                f"{path} ({path.stat().st_size:,} bytes) is truncated or damaged: {error}; "
-                "download it again"
-            ) from None
+            raise UserError(f"{path} cannot be opened: {error}; download it again") from None
 
     def specs(self) -> dict[str, TensorSpec]:
-        specs = {}
-        for name in self._file.keys():  # noqa: SIM118 (not a dict)
-            view = self._file.get_slice(name)
-            kind = view.get_dtype()
-            if kind not in _DTYPES:
-                raise _not_floating(self.path, name, kind)
-            specs[name] = TensorSpec(_DTYPES[kind], tuple(view.get_shape()))
-        return specs
+        for name, stored in self._header.items():
+            if stored.dtype not in _DTYPES:
+                raise _not_floating(self.path, name, stored.dtype)
+        return {
+            name: TensorSpec(_DTYPES[stored.dtype], stored.dims)
+            for name, stored in self._header.items()
+        }
 
     def get_tensor(self, name: str) -> Tensor:
         return self._file.get_tensor(name)

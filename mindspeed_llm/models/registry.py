@@ -6,12 +6,12 @@ Adding a family is a file beside this one and a line in ``FAMILIES``.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mindspeed.errors import UserError
+from mindspeed_llm.files import strict_json
 from mindspeed_llm.models.deepseek2 import DEEPSEEK2
 from mindspeed_llm.models.deepseek3 import DEEPSEEK3
 from mindspeed_llm.models.family import Family
@@ -126,12 +126,12 @@ def read_hf_config(folder: Path | str) -> dict[str, Any]:
     """
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = strict_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist; a Hugging Face model folder has a config.json"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); download it again") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a JSON object; download it again")
