@@ -187,7 +187,9 @@ def _noop_layers(values: dict[str, Any]) -> tuple[int, ...]:
 
 def _shape(values: dict[str, Any], vocab_size: int | None) -> ModelShape:
     if values.get("model_shape"):
-        return ModelShape.from_dict(json.loads(values["model_shape"]))
+        shape = ModelShape.from_dict(json.loads(values["model_shape"]))
+        _refuse_contradictions(values, shape)
+        return shape
     _refuse_other_models(values)
     if (noops := len(_noop_layers(values))) and values.get("num_layers"):
         values = values | {"num_layers": values["num_layers"] - noops}
@@ -198,6 +200,21 @@ def _shape(values: dict[str, Any], vocab_size: int | None) -> ModelShape:
             f"the checkpoint's args have no {error}, so its model shape is unknown; give the "
             "original config.json (--hf-cfg-dir when converting, --hf-config when training)"
         ) from None
+
+
+def _refuse_contradictions(values: dict[str, Any], shape: ModelShape) -> None:
+    """What flags say must be what the shape stored beside them says: both are read by someone."""
+    said = to_flags(shape) | {"num_layers": shape.num_layers + len(_noop_layers(values))}
+    lines = [
+        f"{name} {values[name]}, but its model_shape means {value}"
+        for name, value in said.items()
+        if name in values and values[name] != value
+    ]
+    if lines:
+        raise UserError(
+            f"the checkpoint's args contradict themselves: {'; '.join(lines)}. They were edited, "
+            "or are of another model"
+        )
 
 
 def _refuse_other_models(values: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout, che
 from mindspeed_llm.checkpoint.placement import Held, held_tensors, part_dims
 from mindspeed_llm.checkpoint.planned_file import PlannedFile, TensorSpec
 from mindspeed_llm.checkpoint.source import WeightSource
-from mindspeed_llm.checkpoint.torch_file import PlannedTensor, plan_torch_file
+from mindspeed_llm.checkpoint.torch_file import Planned, Stack, plan_torch_file, whole_of
 from mindspeed_llm.checkpoint.work import Work, fill
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.splits import TensorParallel
@@ -139,21 +139,21 @@ class MegatronWriter:
             source.family, source.shape, layout.pipeline, stage, chunk, at, layout.grouped
         )
 
-    def _spec(self, held: Held) -> PlannedTensor:
+    def _spec(self, held: Held) -> Planned:
         shape = self._source.shape
         dtype = self._cast.target(self._source.dtype(held.entries[0]))
-        pieces: tuple[TensorSpec, ...] = ()
-        if held.stacked:
-            columns, rows = part_dims(held.entries[0], shape, held.at)
-            pieces = (TensorSpec(dtype, (rows, columns)),) * len(held.entries)
-        return PlannedTensor(TensorSpec(dtype, held.dims(shape)), pieces)
+        whole = TensorSpec(dtype, held.dims(shape))
+        if not held.stacked:
+            return whole
+        columns, rows = part_dims(held.entries[0], shape, held.at)
+        return Stack(whole, (TensorSpec(dtype, (rows, columns)),) * len(held.entries))
 
     def _specs(self) -> Iterator[TensorSpec]:
         for stage in range(self._layout.pipeline.pipeline_parallel):
             for chunk in range(self._layout.pipeline.chunks):
                 for at in self._ranks:
                     for held in self._held(stage, chunk, at):
-                        yield self._spec(held).whole
+                        yield whole_of(self._spec(held))
 
     def _plan(self, folder: Path, stage: int, at: TensorParallel, work: Work) -> PlannedFile:
         pipeline = self._layout.pipeline

@@ -13,25 +13,25 @@ from mindspeed_llm.checkpoint.planned_file import PlannedFile, Slot, TensorSpec
 
 
 @dataclass(frozen=True)
-class PlannedTensor:
-    """A tensor of the file, and what lies in it one after the other if that comes in pieces."""
+class Stack:
+    """A tensor that is written piece by piece.
+
+    Attributes:
+        whole: what the file says of it.
+        pieces: what lies in its memory, one after the other.
+    """
 
     whole: TensorSpec
-    pieces: tuple[TensorSpec, ...] = ()
+    pieces: tuple[TensorSpec, ...]
 
-    def slots(self, name: str, offset: int) -> Iterator[tuple[str, Slot]]:
-        """(slot name, slot) of the tensor that begins at ``offset``."""
-        if not self.pieces:
-            yield name, Slot(offset, self.whole)
-        for number, spec in enumerate(self.pieces):
-            yield f"{name}#{number}", Slot(offset, spec)
-            offset += spec.nbytes
+
+Planned = TensorSpec | Stack
 
 
 def plan_torch_file(
     path: Path,
     content: dict[str, Any],
-    state_dicts: dict[str, dict[str, PlannedTensor]],
+    state_dicts: dict[str, dict[str, Planned]],
     held: frozenset[str] = frozenset(),
 ) -> PlannedFile:
     """Create a file that ``torch.load`` reads, with empty space for the tensors.
@@ -46,7 +46,7 @@ def plan_torch_file(
         The open file; its slots are named ``key/name``, those of pieces ``key/name#0``, ….
     """
     tensors = {
-        key: {name: _untouched(tensor.whole) for name, tensor in planned.items()}
+        key: {name: _untouched(whole_of(tensor)) for name, tensor in planned.items()}
         for key, planned in state_dicts.items()
     }
     if not held:
@@ -62,9 +62,24 @@ def plan_torch_file(
     slots = {
         slot_name: slot
         for number, (name, tensor) in enumerate(planned)
-        for slot_name, slot in tensor.slots(name, reader.get_record_offset(f"data/{number}"))
+        for slot_name, slot in _slots(name, tensor, reader.get_record_offset(f"data/{number}"))
     }
     return PlannedFile(path, slots, held)
+
+
+def whole_of(planned: Planned) -> TensorSpec:
+    """Type and size of the tensor as a whole."""
+    return planned.whole if isinstance(planned, Stack) else planned
+
+
+def _slots(name: str, planned: Planned, offset: int) -> Iterator[tuple[str, Slot]]:
+    """(slot name, slot) of the tensor that begins at ``offset``."""
+    if not isinstance(planned, Stack):
+        yield name, Slot(offset, planned)
+        return
+    for number, spec in enumerate(planned.pieces):
+        yield f"{name}#{number}", Slot(offset, spec)
+        offset += spec.nbytes
 
 
 def _untouched(spec: TensorSpec) -> torch.Tensor:

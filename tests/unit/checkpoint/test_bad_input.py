@@ -52,7 +52,7 @@ REQUESTS = {
         ["--load-model-type", "mg", "--save-model-type", "hf"],
         "give --load-model-type hf",
     ),
-    "experts": (["--target-expert-parallel-size", "2"], "mixture of experts"),
+    "experts": (["--target-expert-parallel-size", "2"], "has no experts"),
     "unknown flag": (["--target-tensor-paralel-size", "2"], "--target-tensor-parallel-size"),
     "unknown type": (["--params-dtype", "int8"], "fp32, fp16, bf16"),
     "type that is no type": (["--load-model-type", "gguf"], "hf, mg"),
@@ -204,10 +204,10 @@ BROKEN_MEGATRON: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "args of another layout": (
         lambda r: _set_all_args(r, tensor_model_parallel_size=4),
-        "args say TP4 PP2, its folders are for TP2 PP2",
+        "args say TP4 PP2, its folders are mp_rank_00_000, mp_rank_00_001, mp_rank_01_000,",
     ),
-    "experts": (lambda r: _set_all_args(r, num_experts=8), "num_experts=8"),
-    "args without size": (lambda r: _set_all_args(r, hidden_size=None), "no hidden_size"),
+    "experts": (lambda r: _set_all_args(r, num_experts=8), "num_experts 8"),
+    "args without size": (lambda r: _set_all_args(r, hidden_size=None), "hidden_size None"),
     "no model": (lambda r: _rewrite(r, lambda c: c.pop("model")), "has no 'model'"),
 }  # fmt: skip
 
