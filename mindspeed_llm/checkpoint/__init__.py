@@ -11,5 +11,7 @@
 - ``command.py``: the verb; ``convert.py``: what it runs; ``to_megatron.py`` and ``to_hf.py`` do
   the work.
 - ``live.py``: weights from any source into a live, possibly parallel, model.
+- ``command_v1.py``: the older command line, translated.
+- ``lora/``: adapters, merged into weights and turned from one format into the other.
 - ``side_files.py``: ``config.json``, tokenizer files and templates that travel along.
 """

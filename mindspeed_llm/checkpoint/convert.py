@@ -15,6 +15,7 @@ from mindspeed_llm.checkpoint.casting import Caster
 from mindspeed_llm.checkpoint.export_config import dtype_name, exported_config, has_tokenizer
 from mindspeed_llm.checkpoint.hf_source import HfSource
 from mindspeed_llm.checkpoint.job import Job
+from mindspeed_llm.checkpoint.lora.request import adapter_notes, merged
 from mindspeed_llm.checkpoint.metadata import DTYPES
 from mindspeed_llm.checkpoint.report import Report, announce, source_notes, training_hint
 from mindspeed_llm.checkpoint.resume import Unfinished
@@ -23,23 +24,24 @@ from mindspeed_llm.checkpoint.source import WeightSource, is_megatron, open_sour
 from mindspeed_llm.checkpoint.target import refuse_layout_flags, target_layout
 from mindspeed_llm.checkpoint.to_hf import HfWriter
 from mindspeed_llm.checkpoint.to_megatron import ITERATION, MegatronWriter
+from mindspeed_llm.flags.lora import NO_ADAPTER, LoraFlags
 
 if TYPE_CHECKING:
     from mindspeed_llm.flags.convert import ConvertFlags
 
 
-def convert(flags: ConvertFlags) -> Report:
-    """Convert ``flags.load_dir`` into ``flags.save_dir``.
+def convert(flags: ConvertFlags, lora: LoraFlags = NO_ADAPTER) -> Report:
+    """Convert ``flags.load_dir``, with the adapter of ``lora`` merged, into ``flags.save_dir``.
 
     Raises:
         UserError: whatever is wrong with the request or the files; then nothing is left behind.
     """
-    load, save = _folders(flags)
+    load, save = folders(flags)
     match flags.load_model_type, flags.save_model_type:
         case "hf", "mg":
-            return _to_megatron(flags, load, save)
-        case "mg", "hf":
-            return _to_hf(flags, load, save)
+            return _to_megatron(flags, lora, load, save)
+        case kind, "hf" if kind == "mg" or lora.lora_load:
+            return _to_hf(flags, lora, load, save)
         case "mg", _:
             raise UserError(
                 "--load-model-type mg --save-model-type mg: nothing to convert, since training and "
@@ -49,25 +51,27 @@ def convert(flags: ConvertFlags) -> Report:
         case _:
             raise UserError(
                 "--load-model-type hf --save-model-type hf: nothing to convert; to change the "
-                "type of the weights, convert to mg with --params-dtype and back"
+                "type of the weights, convert to mg with --params-dtype and back; to merge an "
+                "adapter, name it with --lora-load"
             )
 
 
-def _to_megatron(flags: ConvertFlags, load: Path, save: Path) -> Report:
-    _refuse_existing_checkpoint(save)
+def _to_megatron(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -> Report:
+    refuse_existing_checkpoint(save)
     if flags.hf_cfg_dir is not None:
         raise UserError("--hf-cfg-dir is for mg to hf; hf to mg takes config.json from --load-dir")
-    source = open_source(load, model_type_hf=_family_name(flags))
+    source = open_source(load, model_type_hf=flags.model_type_hf)
     assert isinstance(source, HfSource)
     if flags.num_layers is not None:
         source.keep_layers(flags.num_layers)
     source.check()
-    _check_qkv_bias(flags, source)
+    _check_claims(flags, source)
+    weights = merged(source, lora)
     layout = target_layout(flags, source.shape)
     cast = Caster(DTYPES[flags.params_dtype] if flags.params_dtype else None)
-    writer = MegatronWriter(source, layout, cast)
+    writer = MegatronWriter(weights, layout, cast)
     writer.check()
-    announce(source, target := f"Megatron torch {layout.describe()}", cast)
+    announce(weights, target := f"Megatron torch {layout.describe()}", cast)
     dtype = dtype_name(writer.main_dtype())
     config = side_files.with_dtype(source.config, dtype) if cast.dtype else source.config
 
@@ -80,18 +84,27 @@ def _to_megatron(flags: ConvertFlags, load: Path, save: Path) -> Report:
         )
         paths.write_pointer(work.folder, ITERATION)
 
-    job = Job(flags, source, writer, cast, target, (paths.POINTER,), source_notes(source, layout))
+    job = Job(
+        flags,
+        weights,
+        writer,
+        cast,
+        target,
+        (paths.POINTER,),
+        [*source_notes(source, layout), *adapter_notes(weights)],
+    )
     return job.run(write, training_hint(save, layout))
 
 
-def _to_hf(flags: ConvertFlags, load: Path, save: Path) -> Report:
+def _to_hf(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -> Report:
     refuse_layout_flags(flags)
     _refuse_existing_weights(save)
-    source = open_source(load, model_type_hf=_family_name(flags), hf_cfg_dir=flags.hf_cfg_dir)
+    source = open_source(load, model_type_hf=flags.model_type_hf, hf_cfg_dir=flags.hf_cfg_dir)
     source.check()
-    _check_qkv_bias(flags, source)
+    _check_claims(flags, source)
+    origin = _origin(source)
+    source = merged(source, lora)
     cast = Caster(DTYPES[flags.params_dtype] if flags.params_dtype else None)
-    origin = side_files.read_origin(paths.resolve(load)[0])
     writer = HfWriter(source, cast, origin.redundant_output)
     config, notes = exported_config(source, writer.main_dtype(), origin, flags.hf_cfg_dir)
     announce(source, target := f"Hugging Face, {len(writer.shards)} file(s)", cast)
@@ -104,12 +117,14 @@ def _to_hf(flags: ConvertFlags, load: Path, save: Path) -> Report:
             side_files.copy(source.side_folder, work.folder)
         side_files.write_config(work.folder, config)
 
+    notes += adapter_notes(source)
     last = (INDEX, side_files.CONFIG)
     job = Job(flags, source, writer, cast, target, last, notes)
     return job.run(write, f'AutoModelForCausalLM.from_pretrained("{save}")')
 
 
-def _folders(flags: ConvertFlags) -> tuple[Path, Path]:
+def folders(flags: ConvertFlags) -> tuple[Path, Path]:
+    """``--load-dir`` and ``--save-dir``, each as it must be."""
     if not flags.load_dir or not flags.save_dir:
         raise UserError("--load-dir and --save-dir must be given: the folder to read and to write")
     load, save = Path(flags.load_dir), Path(flags.save_dir)
@@ -134,22 +149,30 @@ def _folders(flags: ConvertFlags) -> tuple[Path, Path]:
     return load, save
 
 
-def _family_name(flags: ConvertFlags) -> str | None:
-    # The older tool converted Qwen2 as "llama2 with biases".
-    if flags.model_type_hf == "llama2" and flags.add_qkv_bias:
-        return "qwen2"
-    return flags.model_type_hf
+def _origin(source: WeightSource) -> side_files.Origin:
+    """What an export must know of the original weight files."""
+    if isinstance(source, HfSource):
+        return side_files.Origin(redundant_output=source.redundant_output)
+    return side_files.read_origin(source.path.parent)
 
 
-def _check_qkv_bias(flags: ConvertFlags, source: WeightSource) -> None:
-    if flags.add_qkv_bias and not source.shape.add_qkv_bias:
-        raise UserError(
-            f"--add-qkv-bias: {source.family.name} in {source.path} has no such biases; leave the "
-            "flag out"
-        )
+def _check_claims(flags: ConvertFlags, source: WeightSource) -> None:
+    """What flags of the older tool say of the model must be true."""
+    shape, model = source.shape, f"{source.family.name} in {source.path}"
+    rows = flags.true_vocab_size
+    lines = []
+    if flags.add_qkv_bias and not shape.add_qkv_bias:
+        lines.append(f"--add-qkv-bias: {model} has no such biases")
+    if flags.post_norm and not shape.post_norm:
+        lines.append(f"--post-norm: {model} does not normalise outputs")
+    if rows is not None and rows != shape.vocab_size:
+        lines.append(f"--true-vocab-size {rows}: {model} has {shape.vocab_size} rows")
+    if lines:
+        raise UserError("; ".join(lines) + "; leave the flag out")
 
 
-def _refuse_existing_checkpoint(save: Path) -> None:
+def refuse_existing_checkpoint(save: Path) -> None:
+    """Raise UserError if a Megatron checkpoint, or a part of one, lies in ``save``."""
     if resume.is_whole(save):
         return
     present = paths.iterations(save)

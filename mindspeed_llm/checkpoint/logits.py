@@ -2,22 +2,28 @@
 
     python -m mindspeed_llm.checkpoint.logits CHECKPOINT REFERENCE [--config DIR] [--rounded bf16]
 
-prints one JSON object. It is a program of its own, since both models need memory that should be
-free again at once, and so that what is loaded is what lies on the disk.
+prints one JSON object. ``--lora`` or ``--reference-lora`` adds an adapter to one of them. It is a
+program of its own, since both models need memory that should be free again at once, and so that
+what is loaded is what lies on the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from mindspeed_llm.checkpoint.lora.merge import MergedSource
+from mindspeed_llm.checkpoint.lora.peft_folder import is_peft
+from mindspeed_llm.checkpoint.lora.request import open_adapter
 from mindspeed_llm.checkpoint.metadata import DTYPES
 from mindspeed_llm.checkpoint.source import WeightSource, is_megatron, open_source
 from mindspeed_llm.console import entry_point
@@ -77,7 +83,40 @@ def some_tokens(vocab_size: int, longest: int) -> Tensor:
     return torch.randint(vocab_size, (1, min(TOKENS, longest)), generator=generator)
 
 
-def compare(ours: str, reference: str, config: str | None, rounded: torch.dtype | None) -> dict:
+@dataclass(frozen=True)
+class Adapters:
+    """LoRA adapters to merge into either side first.
+
+    Attributes:
+        ours, reference: folders, for the checkpoint and for what it is compared with.
+        alpha: what to take where the files do not say it.
+    """
+
+    ours: str | None = None
+    reference: str | None = None
+    alpha: float | None = None
+
+    @property
+    def by_peft(self) -> bool:
+        """Whether the reference's is merged by ``peft`` instead of by us."""
+        known = importlib.util.find_spec("peft") is not None
+        return self.reference is not None and known and is_peft(Path(self.reference))
+
+    def merged(self, source: WeightSource, folder: str | None) -> WeightSource:
+        """``source`` with the adapter in ``folder``, if there is one, merged by us."""
+        if folder is None:
+            return source
+        adapter = open_adapter(Path(folder), source.family, source.shape, self.alpha)
+        return MergedSource(source, adapter)
+
+
+def compare(
+    ours: str,
+    reference: str,
+    config: str | None = None,
+    rounded: torch.dtype | None = None,
+    adapters: Adapters = Adapters(),
+) -> dict:
     """Compare the checkpoint ``ours`` with the model in the folder ``reference``.
 
     Args:
@@ -90,9 +129,11 @@ def compare(ours: str, reference: str, config: str | None, rounded: torch.dtype 
         The fields of a :class:`Comparison`, or ``{"skipped": why}``.
     """
     source = open_source(ours, hf_cfg_dir=config if is_megatron(ours) else None)
+    source = adapters.merged(source, adapters.ours)
     ids = some_tokens(source.shape.vocab_size, source.shape.max_position_embeddings)
-    if is_megatron(reference):
-        wanted = _ours(open_source(reference, hf_cfg_dir=config), ids, rounded)
+    if is_megatron(reference) or (adapters.reference is not None and not adapters.by_peft):
+        other = open_source(reference, hf_cfg_dir=config if is_megatron(reference) else None)
+        wanted = _ours(adapters.merged(other, adapters.reference), ids, rounded)
     else:
         from transformers import AutoConfig
 
@@ -100,7 +141,7 @@ def compare(ours: str, reference: str, config: str | None, rounded: torch.dtype 
             known = AutoConfig.from_pretrained(config or reference)
         except ValueError as error:
             return {"skipped": f"transformers: {str(error).splitlines()[0]}"}
-        wanted = _transformers(reference, known, ids, rounded)
+        wanted = _transformers(reference, known, ids, rounded, adapters.reference)
     return asdict(Comparison.of(_ours(source, ids, rounded), wanted))
 
 
@@ -112,13 +153,21 @@ def _round(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def _transformers(
-    folder: str, config: PretrainedConfig, ids: Tensor, rounded: torch.dtype | None
+    folder: str,
+    config: PretrainedConfig,
+    ids: Tensor,
+    rounded: torch.dtype | None,
+    adapter: str | None,
 ) -> Tensor:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager"
     )
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     _round(model, rounded)
     with torch.no_grad():
         return model.eval()(ids, use_cache=False).logits[0]
@@ -152,9 +201,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("reference")
     parser.add_argument("--config")
     parser.add_argument("--rounded", choices=list(DTYPES))
+    parser.add_argument("--lora")
+    parser.add_argument("--reference-lora")
+    parser.add_argument("--lora-alpha", type=float)
     options = parser.parse_args(argv)
+    adapters = Adapters(options.lora, options.reference_lora, options.lora_alpha)
     rounded = DTYPES[options.rounded] if options.rounded else None
-    print(json.dumps(compare(options.checkpoint, options.reference, options.config, rounded)))
+    folders = options.checkpoint, options.reference
+    print(json.dumps(compare(*folders, options.config, rounded, adapters)))
     return 0
 
 

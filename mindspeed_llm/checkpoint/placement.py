@@ -28,13 +28,21 @@ _FUSED_NORMS = (
 )
 _EXPERT = re.compile(r"(.*\.experts)\.local_experts\.(\d+)\.linear_fc([12])\.weight")
 _NO_WEIGHTS = ("_extra_state", "rotary_pos_emb.inv_freq")
+# How peft names the modules of a model that got a LoRA adapter, and the adapter's own tensors.
+_WRAPPED = (("base_model.model.", ""), (".base_layer.", "."))
+_ADAPTER = (".lora_A.", ".lora_B.")
 
 
 def canonical_name(name: str) -> str:
-    """The name in the weight map of a parameter that may have a fused-norm name."""
-    for fused, plain in _FUSED_NORMS:
+    """The name in the weight map of a parameter that may have a fused-norm or wrapped name."""
+    for fused, plain in (*_FUSED_NORMS, *_WRAPPED):
         name = name.replace(fused, plain)
     return name
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to a LoRA adapter beside the weights."""
+    return any(half in name for half in _ADAPTER)
 
 
 def is_weight(name: str) -> bool:

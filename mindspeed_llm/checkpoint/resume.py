@@ -43,7 +43,7 @@ def code_version() -> str:
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for folder in ("checkpoint", "models"):
-        for path in sorted((package / folder).glob("*.py")):
+        for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -192,8 +192,14 @@ def _open_megatron(
 
     root, iteration = paths.resolve(path, ckpt_step)
     folder = paths.iteration_folder(root, iteration)
-    opener = DistSource if paths.is_torch_dist(folder) else TorchSource
-    return opener(root, iteration, hf_cfg_dir)
+    if paths.is_torch_dist(folder):
+        return DistSource(root, iteration, hf_cfg_dir)
+    source = TorchSource(root, iteration, hf_cfg_dir)
+    if not source.holds_adapter:
+        return source
+    from mindspeed_llm.checkpoint.lora.request import with_own_adapter
+
+    return with_own_adapter(source)
 
 
 def name_problems(

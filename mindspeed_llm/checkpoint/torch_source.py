@@ -18,6 +18,7 @@ from mindspeed_llm.checkpoint.placement import (
     OUTPUT,
     canonical_name,
     held_tensors,
+    is_adapter,
     is_weight,
     part_dims,
     stacked_name,
@@ -35,7 +36,12 @@ from mindspeed_llm.models.transforms import Rows
 
 
 class TorchSource(WeightSource):
-    """Rank files, mapped when first needed."""
+    """Rank files, mapped when first needed.
+
+    Attributes:
+        holds_adapter, holds_weights: whether there are LoRA pairs, which are left alone here, and
+            whether there is anything else.
+    """
 
     kind = "torch"
 
@@ -47,6 +53,7 @@ class TorchSource(WeightSource):
         self.side_folder = side_files.find(root, hf_cfg_dir)
         self._lock = threading.Lock()
         self._files: dict[str, dict[str, Any]] = {}
+        self.holds_adapter = self.holds_weights = False
         present = paths.rank_folders(self.path)
         self.args = self._file(present[0]).get("args")
         if self.args is None:
@@ -199,6 +206,9 @@ class TorchSource(WeightSource):
                 content = load_file(path)
                 if not isinstance(content, dict):
                     raise UserError(f"{path} holds no dictionary")
+                names = [n for key in content if key.startswith("model") for n in content[key]]
+                self.holds_adapter |= any(map(is_adapter, names))
+                self.holds_weights |= not all(map(is_adapter, names))
                 self._files[folder] = _with_canonical_names(content)
             return self._files[folder]
 
@@ -206,7 +216,11 @@ class TorchSource(WeightSource):
 def _with_canonical_names(content: dict[str, Any]) -> dict[str, Any]:
     return {
         key: (
-            {canonical_name(name): t for name, t in value.items() if is_weight(name)}
+            {
+                canonical_name(name): tensor
+                for name, tensor in value.items()
+                if is_weight(name) and not is_adapter(name)
+            }
             if key.startswith("model")
             else value
         )

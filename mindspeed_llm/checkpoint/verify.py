@@ -27,6 +27,7 @@ import torch
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.casting import Caster
 from mindspeed_llm.checkpoint.logits import BOUND, Comparison
+from mindspeed_llm.checkpoint.lora.merge import MergedSource
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT
 from mindspeed_llm.checkpoint.source import WeightSource, open_source
 from mindspeed_llm.checkpoint.work import THREADS
@@ -223,7 +224,14 @@ def _command(conversion: Conversion, written: WeightSource) -> list[str]:
     command = [sys.executable, "-m", "mindspeed_llm.checkpoint.logits", ours, reference]
     if config is not None:
         command += ["--config", str(config)]
-    if (dtype := conversion.cast.dtype) is not None:
+    dtype, source = conversion.cast.dtype, conversion.source
+    if isinstance(source, MergedSource) and source.adapter.path != source.path:
+        # Who merges in fp32 must round as the conversion did.
+        dtype = dtype or written.main_dtype()
+        side = "--lora" if written.kind == "hf" else "--reference-lora"
+        adapter = source.adapter
+        command += [side, str(adapter.path), "--lora-alpha", str(adapter.settings.alpha)]
+    if dtype is not None:
         command += ["--rounded", DTYPE_SHORT[dtype]]
     return command
 

@@ -19,6 +19,7 @@ def _required(config: Config) -> Iterator[str]:
     needed = {
         "preprocess": ("input", "output_prefix"),
         "convert": ("load_dir", "save_dir"),
+        "convert_v1": ("load_dir", "save_dir"),
         "pretrain": ("seq_length", "lr"),
         "inference": (),
     }[config.tool]
@@ -289,9 +290,20 @@ def _sampling(config: Config) -> Iterator[str]:
         yield "--num-layers-per-virtual-pipeline-stage: generation does not interleave stages"
 
 
+def _adapter(config: Config) -> Iterator[str]:
+    flags = config.lora
+    if flags.save_lora_to_hf and flags.save_lora_to_mg:
+        yield "--save-lora-to-hf and --save-lora-to-mg exclude each other"
+    for kind, wanted in (("hf", flags.save_lora_to_hf), ("mg", flags.save_lora_to_mg)):
+        saved = config.convert.save_model_type
+        if wanted and "save_model_type" in config.given and saved != kind:
+            yield f"--save-lora-to-{kind} and --save-model-type {saved} contradict each other"
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "preprocess": (_required, _tokenizer),
-    "convert": (_required,),
+    "convert": (_required, _adapter),
+    "convert_v1": (_required, _adapter),
     "pretrain": (
         _required,
         _tokenizer,

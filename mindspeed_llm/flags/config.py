@@ -11,10 +11,12 @@ from typing import Any
 from mindspeed.errors import UserError
 from mindspeed_llm.flags.checkpoint import CheckpointFlags
 from mindspeed_llm.flags.convert import ConvertFlags
+from mindspeed_llm.flags.convert_v1 import ConvertV1Flags
 from mindspeed_llm.flags.core import FlagSpec, Group, specs_of
 from mindspeed_llm.flags.data import DataFlags
 from mindspeed_llm.flags.inference import InferenceFlags
 from mindspeed_llm.flags.logging import LoggingFlags
+from mindspeed_llm.flags.lora import LoraFlags
 from mindspeed_llm.flags.model import ModelFlags
 from mindspeed_llm.flags.moe import MoeFlags
 from mindspeed_llm.flags.ops import OpsFlags
@@ -29,6 +31,8 @@ GROUPS: dict[str, type[Group]] = {
     "inference": InferenceFlags,
     "preprocess": PreprocessFlags,
     "convert": ConvertFlags,
+    "convert_v1": ConvertV1Flags,
+    "lora": LoraFlags,
     "model": ModelFlags,
     "moe": MoeFlags,
     "parallel": ParallelFlags,
@@ -54,7 +58,8 @@ _TRAINER = (
 )
 TOOLS: dict[str, tuple[str, ...]] = {
     "preprocess": ("preprocess", "tokenizer"),
-    "convert": ("convert",),
+    "convert": ("convert", "lora"),
+    "convert_v1": ("convert_v1", "convert", "lora"),
     "pretrain": _TRAINER,
     "inference": ("inference", *_TRAINER),
 }
@@ -100,6 +105,8 @@ class Config:
     ops: OpsFlags = field(default_factory=OpsFlags)
     preprocess: PreprocessFlags = field(default_factory=PreprocessFlags)
     convert: ConvertFlags = field(default_factory=ConvertFlags)
+    convert_v1: ConvertV1Flags = field(default_factory=ConvertV1Flags)
+    lora: LoraFlags = field(default_factory=LoraFlags)
     inference: InferenceFlags = field(default_factory=InferenceFlags)
 
     @classmethod

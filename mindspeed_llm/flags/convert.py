@@ -1,13 +1,11 @@
-"""Flags of ``convert_ckpt_v2.py`` and of the older ``convert_ckpt.py``."""
+"""Flags of ``convert_ckpt_v2.py``; the older ``convert_ckpt.py`` has them too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, comma_numbers, flag
-from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
-
-LORA = "LoRA"
+from mindspeed_llm.flags.status import ALWAYS, unsupported
 
 
 @dataclass(frozen=True)
@@ -15,7 +13,10 @@ class ConvertFlags(Group):
     title = "conversion"
 
     load_model_type: str = flag(
-        "hf", "Form of --load-dir: hf (Hugging Face) or mg (Megatron).", choices=("hf", "mg")
+        "hf",
+        "Form of --load-dir: hf (Hugging Face) or mg (Megatron).",
+        choices=("hf", "mg"),
+        refused={"optim": "no step of its own: mg to mg takes the optimizer state along"},
     )
     save_model_type: str = flag("mg", "Form of --save-dir.", choices=("mg", "hf"))
     load_dir: str | None = flag(None, "Folder to read.")
@@ -85,30 +86,8 @@ class ConvertFlags(Group):
         effect=ALWAYS,
     )
 
-    # Names of the older tool
-    model_type: str = flag(
-        "GPT", "Kind of model.", choices=("GPT",), refused={"BERT": "BERT models"}
-    )
-    use_mcore_models: bool = flag(
-        False,
-        "Write Megatron-Core weights (always so; the flag is kept for scripts).",
-        effect=ALWAYS,
-    )
     add_qkv_bias: bool = flag(
         False, "The model has biases on query, key and value; checked against the weights."
-    )
-    tokenizer_model: str | None = flag(
-        None,
-        "Tokenizer file.",
-        effect=neutral("tokenizer files are carried over from --load-dir"),
-    )
-    max_queue_size: int = flag(50, "Size of a queue.", effect=neutral("there is no queue any more"))
-    no_checking: bool = flag(False, "Skip checks.", effect=unsupported("conversion without checks"))
-    spec: tuple[str, ...] | None = flag(
-        None,
-        "Layer spec.",
-        nargs=2,
-        effect=neutral("the family decides"),
     )
     ckpt_format: str = flag(
         "torch",
@@ -117,9 +96,10 @@ class ConvertFlags(Group):
         refused={"torch_dist": "conversion to torch_dist"},
     )
     post_norm: bool = flag(
-        False,
-        "Norms after attention and MLP.",
-        effect=unsupported("sandwich norms (Gemma 2, GLM-4)"),
+        False, "The outputs of attention and MLP are normalised too; checked against the weights."
+    )
+    true_vocab_size: int | None = flag(
+        None, "Vocabulary rows without padding; checked against the weights.", at_least=1
     )
 
     # Families and features to come
@@ -140,10 +120,3 @@ class ConvertFlags(Group):
     schedules_method: str | None = flag(
         None, "Another pipeline schedule.", effect=unsupported("DualPipeV schedule")
     )
-    lora_load: str | None = flag(None, "Folder of adapters.", effect=unsupported(LORA))
-    lora_target_modules: tuple[str, ...] = flag(
-        (), "Layers with an adapter.", nargs="+", effect=unsupported(LORA)
-    )
-    save_lora_to_hf: bool = flag(False, "Write adapters.", effect=unsupported(LORA))
-    lora_r: int = flag(16, "Rank of adapters.", effect=part_of("lora_load"))
-    lora_alpha: int = flag(32, "Scale of adapters.", effect=part_of("lora_load"))

@@ -19,6 +19,7 @@ from mindspeed_llm.flags.status import Kind
 DESCRIPTIONS = {
     "preprocess": "Turn raw text into a tokenized Megatron data set.",
     "convert": "Convert weights between Hugging Face and Megatron, at any parallel layout.",
+    "convert_v1": "Convert weights: the older command line of the same conversion.",
     "pretrain": "Train a language model on Megatron-Core.",
     "inference": "Generate text from a checkpoint.",
 }

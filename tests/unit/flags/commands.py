@@ -187,7 +187,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "qwen3 generate": ("inference", QWEN3_8B_GENERATE),
     "qwen3 moe pretrain": ("pretrain", QWEN3_MOE_PRETRAIN),
     "qwen2.5 hf2mcore, older tool": (
-        "convert",
+        "convert_v1",
         """--use-mcore-models --model-type GPT --load-model-type hf --save-model-type mg
         --target-tensor-parallel-size 1 --target-pipeline-parallel-size 4 --add-qkv-bias
         --load-dir ./model_from_hf/qwen2.5-7b-hf/ --save-dir ./model_weights/qwen2.5_mcore/
@@ -205,8 +205,4 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "qwen3 instruction data": ("--enable-thinking true", "--prompt-type qwen3"),
-    "qwen3 lora mcore2hf": (
-        "--lora-load ./ckpt/qwen3_lora",
-        "--lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2",
-    ),
 }

@@ -16,6 +16,7 @@ from mindspeed_llm.flags.status import Kind
 MINIMAL = {
     "preprocess": "--input a --output-prefix b --tokenizer-name-or-path t",
     "convert": "--load-dir a --save-dir b",
+    "convert_v1": "--load-dir a --save-dir b",
     "pretrain": "--mock-data --train-iters 4 --lr 1e-3 --seq-length 32",
     "inference": "--load a",
 }
@@ -32,7 +33,11 @@ def parsed(tool: str, words: str) -> Config:
         ("pretrain", "--hidden_size 4", r"unknown flag --hidden_size: .*--hidden-size"),
         ("pretrain", "--num-lay 4", r"unknown flag --num-lay"),
         ("pretrain", "--zzz 4 --qqq", r"(?s)--zzz.*--help lists all.*--qqq"),
-        ("pretrain", "--load-dir x", r"--load-dir is a flag of convert, not of pretrain"),
+        (
+            "pretrain",
+            "--load-dir x",
+            r"--load-dir is a flag of convert and convert_v1, not of pret",
+        ),
         ("convert", "--lr 1", r"--lr is a flag of pretrain and inference, not of convert"),
         ("pretrain", "--num-layers four", r"--num-layers: 'four' is not a whole number"),
         ("pretrain", "--num-layers 2.5", r"--num-layers: '2.5' is not a whole number"),
@@ -70,7 +75,7 @@ def test_minimal_command(tool):
     assert parsed(tool, "").tool == tool
 
 
-@pytest.mark.parametrize("tool", ["preprocess", "convert", "pretrain"])
+@pytest.mark.parametrize("tool", ["preprocess", "convert", "convert_v1", "pretrain"])
 def test_required_flags_are_named(tool):
     with pytest.raises(UserError) as error:
         parse(tool, [])
