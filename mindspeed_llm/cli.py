@@ -16,6 +16,7 @@ from mindspeed_llm.console import entry_point
 VERBS = {
     "preprocess": ("mindspeed_llm.data.preprocess", "raw text to an indexed data set"),
     "convert": ("mindspeed_llm.checkpoint.command", "weights, Hugging Face <-> Megatron"),
+    "inspect": ("mindspeed_llm.checkpoint.inspect", "what a checkpoint is, and what it lacks"),
     "pretrain": ("mindspeed_llm.training.pretrain", "train on raw text, on any number of ranks"),
     "generate": ("mindspeed_llm.inference.generate", "continue a text"),
     "doctor": ("mindspeed_llm.doctor", "this machine: device, versions, what is missing"),

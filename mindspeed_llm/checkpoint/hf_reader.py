@@ -36,10 +36,9 @@ class HfTensors:
     def __init__(self, folder: Path, files: list[Path] | None = None) -> None:
         self.folder = folder
         self.specs: dict[str, TensorSpec] = {}
-        self.files: list[Path] = files or []
+        index, self.files = (None, files) if files else weight_files(folder)
         self._where: dict[str, Any] = {}
         self._lock = threading.Lock()
-        index = None if files else self._index()
         for file in self.files:
             self._add(file)
         if index is not None:
@@ -49,27 +48,6 @@ class HfTensors:
         """The tensor, as a view of the mapped file where possible."""
         with self._lock:
             return self._where[name].get_tensor(name)
-
-    def _index(self) -> dict[str, str] | None:
-        """Fill ``files``; returns the index's name -> file table if there is an index."""
-        for single, index_name in ((SINGLE, INDEX), (BIN_SINGLE, BIN_INDEX)):
-            index_path = self.folder / index_name
-            if index_path.is_file():
-                table = _read_index(index_path)
-                self.files = [self.folder / name for name in sorted(set(table.values()))]
-                absent = [path.name for path in self.files if not path.is_file()]
-                if absent:
-                    raise UserError(
-                        f"{self.folder}: {len(absent)} of {len(self.files)} shards that "
-                        f"{index_name} names are missing: {', '.join(absent[:6])}; download them"
-                    )
-                return table
-            if (self.folder / single).is_file():
-                self.files = [self.folder / single]
-                return None
-        stray = sorted(p.name for p in self.folder.glob("*.safetensors"))
-        hint = f"it holds {', '.join(stray[:4])} but no {INDEX}" if stray else "no weights at all"
-        raise UserError(f"{self.folder} has no {SINGLE} or {INDEX}: {hint}; download it again")
 
     def _add(self, file: Path) -> None:
         opened = _BinFile(file) if file.suffix == ".bin" else _SafeFile(file)
@@ -86,6 +64,38 @@ class HfTensors:
                 f"{self.folder}: the index names {len(lost)} tensors that no file holds: "
                 f"{', '.join(lost[:4])}; download the folder again"
             )
+        elsewhere = [name for name in index if self._where[name].path.name != index[name]]
+        if elsewhere:
+            name = elsewhere[0]
+            raise UserError(
+                f"{self.folder}: the index says that {name} is in {index[name]}, but it is in "
+                f"{self._where[name].path.name} ({len(elsewhere)} such tensors): index and files "
+                "are of two downloads; download the folder again"
+            )
+
+
+def weight_files(folder: Path) -> tuple[dict[str, str] | None, list[Path]]:
+    """The index's name -> file table if there is an index, and the weight files.
+
+    Raises:
+        UserError: there are none, or some that the index names are missing.
+    """
+    for single, index_name in ((SINGLE, INDEX), (BIN_SINGLE, BIN_INDEX)):
+        if (folder / index_name).is_file():
+            table = _read_index(folder / index_name)
+            files = [folder / name for name in sorted(set(table.values()))]
+            absent = [path.name for path in files if not path.is_file()]
+            if absent:
+                raise UserError(
+                    f"{folder}: {len(absent)} of {len(files)} shards that {index_name} names are "
+                    f"missing: {', '.join(absent[:6])}; download them"
+                )
+            return table, files
+        if (folder / single).is_file():
+            return None, [folder / single]
+    stray = sorted(p.name for p in folder.glob("*.safetensors"))
+    hint = f"it holds {', '.join(stray[:4])} but no {INDEX}" if stray else "no weights at all"
+    raise UserError(f"{folder} has no {SINGLE} or {INDEX}: {hint}; download it again")
 
 
 def _read_index(path: Path) -> dict[str, str]:
