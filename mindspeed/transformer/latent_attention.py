@@ -153,7 +153,8 @@ class LatentSelfAttention(MultiLatentAttention):
         heads = partial(self._heads, angles_and_factor=self._angles(hidden_states))
         if self.recompute_up_proj:
             # The base class throws the output away and has it computed again in the backward pass.
-            self.qkv_up_checkpoint = CheckpointWithoutOutput()
+            # (None, not False, is what keeps it from asking TransformerEngine for fp8.)
+            self.qkv_up_checkpoint = CheckpointWithoutOutput(fp8=None)
             made = self.qkv_up_checkpoint.checkpoint(heads, query_latent, latent, rotated)
         else:
             made = heads(query_latent, latent, rotated)

@@ -73,7 +73,10 @@ def expert_faults(config: Config, world_size: int) -> Iterator[str]:
 
 def _training_faults(config: Config) -> Iterator[str]:
     moe, parallel = config.moe, config.parallel
-    if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
+    further = config.model.mtp_num_layers or 0
+    has_experts = (moe.first_k_dense_replace or 0) < (config.model.num_layers or 0) + further
+    tensor = parallel.tensor_model_parallel_size
+    if has_experts and tensor > 1 and not parallel.sequence_parallel:
         yield (
             "training experts with --tensor-model-parallel-size above 1 needs --sequence-parallel: "
             "without it every rank would send all tokens"

@@ -136,6 +136,9 @@ def config_fields(shape: ModelShape) -> dict[str, Any]:
         "qk_pos_emb_head_dim": latent.qk_pos_emb_head_dim,
         "v_head_dim": latent.v_head_dim,
         "rotary_base": shape.rotary_base,
+        # Megatron would sum the gradient of q_layernorm over the tensor-parallel ranks. That is
+        # right for heads that lie on different ranks, but all of them hold this latent whole.
+        "qk_layernorm": False,
     }
     if scaling is None:
         # A factor of 1 leaves the softmax scale alone.

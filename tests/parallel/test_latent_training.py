@@ -17,7 +17,7 @@ LAYOUTS = {
     "TP2 SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "PP2": (2, {"pipeline_model_parallel_size": 2}),
     "PP2 uneven": (2, {"pipeline_model_parallel_size": 2, "num_layer_list": "3,1"}),
-    "DP2": (2, {"use_distributed_optimizer": True}),
+    "DP2": (2, {}),
 }
 # name: (row of tests/families.py, changes, layers of multi-token prediction)
 MODELS = {
