@@ -9,7 +9,15 @@ import pytest
 
 from tests import further_tokens
 from tests.families import VOCAB, write_tiny_hf
-from tests.parallel.layouts import first_gradients, grid, train, train_flags, write_tokens
+from tests.parallel.layouts import (
+    build,
+    first_step,
+    gradients_of,
+    grid,
+    train,
+    train_flags,
+    write_tokens,
+)
 
 LAYOUTS = {
     "one": (1, {}),
@@ -18,6 +26,23 @@ LAYOUTS = {
     "PP2": (2, {"pipeline_model_parallel_size": 2}),
     "PP2 uneven": (2, {"pipeline_model_parallel_size": 2, "num_layer_list": "3,1"}),
     "DP2": (2, {}),
+    "EP2": (2, {"expert_model_parallel_size": 2}),
+    "TP2 ETP1": (
+        2,
+        {
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_tensor_parallel_size": 1,
+        },
+    ),
+    "TP2 EP2": (
+        4,
+        {
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_model_parallel_size": 2,
+        },
+    ),
 }
 # name: (row of tests/families.py, changes, layers of multi-token prediction)
 MODELS = {
@@ -64,10 +89,14 @@ def ids() -> list[list[int]]:
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        *grid(["lite dense", "v3 dense"], LAYOUTS, quick=[("v3 dense", "TP2")]),
+        *grid(
+            ["lite dense", "v3 dense"],
+            ["one", "TP2", "TP2 SP", "PP2", "PP2 uneven", "DP2"],
+            quick=[("v3 dense", "TP2")],
+        ),
         *grid(
             ["v2", "v3", "v3 mtp", "v3 mtp 2", "glm45 mtp"],
-            ["one", "TP2 SP", "PP2", "PP2 uneven", "DP2"],
+            ["one", "TP2 SP", "TP2 ETP1", "PP2", "PP2 uneven", "DP2", "EP2", "TP2 EP2"],
             quick=[("v3 mtp", "TP2 SP"), ("v3 mtp", "PP2")],
         ),
     ],
@@ -77,39 +106,54 @@ def test_first_gradients_equal_transformers(pool, models, data, ids, model, layo
 
     ranks, flags = LAYOUTS[layout]
     argv = train_flags(models[model], data, **flags)
-    parts = pool(ranks).run(first_gradients, argv=argv, ids=ids)
+    parts = pool(ranks).run(gradients_and_place, argv=argv, ids=ids)
     source = open_source(models[model])
     wanted = further_tokens.gradients(models[model], ids, MODELS[model][2])
-    checked = set()
+    checked: set[str] = set()
     for entry in source.entries():
         if entry.keep_fp32:
             continue  # the router's bias has no gradient
-        by_rank = {
-            rank: found[entry.megatron] for _, rank, found in parts if entry.megatron in found
-        }
-        compare(entry, by_rank, source.shape, wanted)
-        checked.add(entry.hf[0] if entry.copies else None)
-        checked.update(set(entry.hf) - set(entry.copies))
-    assert checked - {None} == set(wanted)
+        place = "tensor" if entry.expert is None else "expert_tensor"
+        name = entry.megatron
+        by_rank = {where[place]: found[name] for where, found in parts if name in found}
+        checked |= compare(entry, by_rank, source.shape, wanted)
+    assert checked == set(wanted)
 
 
-def compare(entry, by_rank, shape, wanted) -> None:
+def gradients_and_place(rank: int, world: int, argv: list[str], ids: list[list[int]]):
+    """(place among the ranks, gradients) of the first step; data-parallel ranks share the rows."""
+    from mindspeed_llm import distributed
+
+    run = build(argv)
+    at = run.position
+    first_step(run, ids[at.data :: at.data_size])
+    gradients = gradients_of(run)
+    distributed.shutdown()
+    return {"tensor": at.tensor, "expert_tensor": at.expert_tensor_rank}, gradients
+
+
+def compare(entry, by_rank, shape, wanted) -> set[str]:
+    """Compare one entry's gradients; returns the names that were compared."""
     import torch
 
     ordered = [torch.from_numpy(by_rank[rank]) for rank in sorted(by_rank)]
-    full = entry.split.join(ordered, entry.dims(shape))
-    for name, gradient in entry.to_hf(shape, full).items():
-        if name in entry.copies:
-            continue
+    gradients = entry.to_hf(shape, entry.split.join(ordered, entry.dims(shape)))
+    names = gradients.keys() - set(entry.copies)
+    for name in names:
         largest = np.abs(wanted[name]).max()
-        assert np.abs(gradient.numpy() - wanted[name]).max() <= 1e-5 * largest, name
+        assert np.abs(gradients[name].numpy() - wanted[name]).max() <= 1e-5 * largest, name
+    return names
 
 
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
         *grid(["lite dense", "v3 dense"], ["TP2", "TP2 SP", "PP2"], quick=[("lite dense", "TP2")]),
-        *grid(["v3", "v3 mtp"], ["TP2 SP", "PP2", "PP2 uneven"], quick=[("v3 mtp", "TP2 SP")]),
+        *grid(
+            ["v3", "v3 mtp"],
+            ["TP2 SP", "TP2 ETP1", "PP2", "PP2 uneven", "EP2", "TP2 EP2"],
+            quick=[("v3 mtp", "TP2 SP")],
+        ),
     ],
 )
 def test_runs_equal_one_process(pool, models, data, model, layout):
