@@ -109,6 +109,7 @@ class Job:
                 for name, value in flags.items()
                 if name not in NOT_IN_REQUEST
             },
+            "adapter": str(getattr(getattr(self.source, "adapter", None), "settings", None)),
             "files": resume.source_files(self.source.files),
             "code": resume.code_version(),
         }
