@@ -129,9 +129,11 @@ def seed_everything(seed: int, position: Position) -> None:
 
 
 def shutdown() -> None:
-    """Leave the process groups."""
+    """Leave the process groups, and forget what Megatron keeps of a run."""
     from megatron.core import parallel_state
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
+    get_moe_layer_wise_logging_tracker().clear()
     if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()

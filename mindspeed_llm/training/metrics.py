@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ class _Window:
 
     losses: list[float] = field(default_factory=list)
     further: list[tuple[float, ...]] = field(default_factory=list)
+    router: list[dict[str, float]] = field(default_factory=list)
     updates_skipped: int = 0
     nan: int = 0
     iterations: int = 0
@@ -109,6 +110,7 @@ class Reporter:
                 window.further.append(result.further_losses)
             else:
                 window.nan += 1
+        window.router.append(result.router_losses)
         window.updates_skipped += not result.updated
         if iteration % self._interval and iteration != self._train_iters:
             return
@@ -129,13 +131,17 @@ class Reporter:
                 f"mtp_{layer}_loss": _mean(losses)
                 for layer, losses in enumerate(zip(*window.further, strict=True), start=1)
             },
+            **{
+                name: _mean([losses[name] for losses in window.router])
+                for name in result.router_losses
+            },
             "loss_scale": loss_scale,
             "grad_norm": result.grad_norm,
             "num_zeros": result.num_zeros if self._log_zeros else None,
             "skipped_iterations": window.updates_skipped,
             "nan_iterations": window.nan,
         }
-        say_last(self._line(record))
+        say_last(self._line(record, result.router_losses))
         self._record(record)
         self._report_memory(iteration)
         self._window = _Window()
@@ -163,7 +169,7 @@ class Reporter:
         if self._board is not None:
             self._board.close()
 
-    def _line(self, record: dict[str, Any]) -> str:
+    def _line(self, record: dict[str, Any], router_losses: Iterable[str]) -> str:
         """Megatron's log line, field by field, with tokens/s added after the throughput."""
         loss, norm = record["lm_loss"], record["grad_norm"]
         parts = [
@@ -181,6 +187,7 @@ class Reporter:
                 for name, value in record.items()
                 if name.startswith("mtp_")
             ),
+            *(f"{name}: {record[name]:.6E}" for name in router_losses),
             f"loss scale: {record['loss_scale']:.1f}",
             *([] if norm is None else [f"grad norm: {norm:.3f}"]),
             *([] if record["num_zeros"] is None else [f"num zeros: {record['num_zeros']}"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
+
+from mindspeed_llm.training.router_losses import router_losses
 
 Batch = dict[str, Tensor]
 
@@ -28,6 +30,7 @@ class StepResult:
         updated: whether the optimizer stepped (False after an fp16 overflow).
         further_losses: those of tokens further ahead, one for each layer of multi-token
             prediction; as ``loss``, mean and on the last pipeline stage only.
+        router_losses: see :func:`mindspeed_llm.training.router_losses.router_losses`.
     """
 
     loss: float | None
@@ -35,6 +38,7 @@ class StepResult:
     num_zeros: int | None
     updated: bool
     further_losses: tuple[float, ...] = ()
+    router_losses: dict[str, float] = field(default_factory=dict)
 
 
 def loss_of_batch(
@@ -113,6 +117,7 @@ def train_step(
         num_zeros=num_zeros,
         updated=bool(updated),
         further_losses=tuple(means(reports, "further losses")),
+        router_losses=router_losses(chunks[0].config, num_microbatches),
     )
 
 

@@ -43,6 +43,11 @@ LAYOUTS = {
 WHOLE = [name for name in LAYOUTS if "sharded" not in name]
 PARALLEL = [name for name in LAYOUTS if name != "one"]
 ROUTER_LOSSES = {"moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.01}
+REPORTED = {
+    "plain": (),
+    "router losses": ("load_balancing_loss", "z_loss"),
+    "per sequence": ("seq_load_balancing_loss",),
+}
 DISPATCHERS = ["allgather", "alltoall"]
 
 
@@ -226,4 +231,6 @@ def test_runs_equal_one_process(pool, models, data, alone, layout, dispatcher, l
     for row, wanted in zip(rows, one, strict=True):
         assert row["lm_loss"] == pytest.approx(wanted["lm_loss"], rel=1e-5)
         assert row["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
+        for name in REPORTED[losses]:
+            assert row[name] == pytest.approx(wanted[name], rel=1e-5)
     assert rows[-1]["lm_loss"] < 0.95 * rows[0]["lm_loss"]
