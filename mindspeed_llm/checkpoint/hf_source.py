@@ -70,6 +70,18 @@ class HfSource(WeightSource):
         if self.config.get("layer_types"):
             self.config["layer_types"] = self.config["layer_types"][:count]
 
+    def take_mtp(self, count: int | None) -> None:
+        """Take all layers of multi-token prediction (None: as many as there are), or none (0)."""
+        there = self.shape.mtp_num_layers
+        if count is None or count == there:
+            return
+        if count:
+            raise UserError(
+                f"--mtp-num-layers {count}: {self.path} holds {there} layers of multi-token "
+                "prediction; leave the flag out to take what is there, or give 0 for none"
+            )
+        self.leave_out_mtp()
+
     def leave_out_mtp(self) -> None:
         self._keep(mtp.without(self.shape))
         self.config = mtp.config_without(self.config)
