@@ -6,8 +6,11 @@ when it is durable, its pointer file last.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint import paths, resume, side_files
@@ -20,11 +23,14 @@ from mindspeed_llm.checkpoint.metadata import DTYPES
 from mindspeed_llm.checkpoint.report import Report, announce, source_notes, training_hint
 from mindspeed_llm.checkpoint.resume import Unfinished
 from mindspeed_llm.checkpoint.safetensors_file import INDEX
+from mindspeed_llm.checkpoint.sha256 import require_sums
 from mindspeed_llm.checkpoint.source import WeightSource, is_megatron, open_source
 from mindspeed_llm.checkpoint.target import refuse_layout_flags, target_layout
+from mindspeed_llm.checkpoint.to_dist import DistWriter
 from mindspeed_llm.checkpoint.to_hf import HfWriter
 from mindspeed_llm.checkpoint.to_megatron import ITERATION, MegatronWriter
 from mindspeed_llm.flags.lora import NO_ADAPTER, LoraFlags
+from mindspeed_llm.models.registry import read_hf_config
 
 if TYPE_CHECKING:
     from mindspeed_llm.flags.convert import ConvertFlags
@@ -37,17 +43,13 @@ def convert(flags: ConvertFlags, lora: LoraFlags = NO_ADAPTER) -> Report:
         UserError: whatever is wrong with the request or the files; then nothing is left behind.
     """
     load, save = folders(flags)
+    if flags.sha256 is not None:
+        require_sums(load, Path(flags.sha256))
     match flags.load_model_type, flags.save_model_type:
-        case "hf", "mg":
+        case _, "mg":
             return _to_megatron(flags, lora, load, save)
         case kind, "hf" if kind == "mg" or lora.lora_load:
             return _to_hf(flags, lora, load, save)
-        case "mg", _:
-            raise UserError(
-                "--load-model-type mg --save-model-type mg: nothing to convert, since training and "
-                "inference load a checkpoint at any TP and PP by themselves; start them with "
-                f"--load {load} and the sizes you want"
-            )
         case _:
             raise UserError(
                 "--load-model-type hf --save-model-type hf: nothing to convert; to change the "
@@ -58,30 +60,22 @@ def convert(flags: ConvertFlags, lora: LoraFlags = NO_ADAPTER) -> Report:
 
 def _to_megatron(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -> Report:
     refuse_existing_checkpoint(save)
-    if flags.hf_cfg_dir is not None:
-        raise UserError("--hf-cfg-dir is for mg to hf; hf to mg takes config.json from --load-dir")
-    source = open_source(load, model_type_hf=flags.model_type_hf)
-    assert isinstance(source, HfSource)
-    if flags.num_layers is not None:
-        source.keep_layers(flags.num_layers)
+    source = _source_of_megatron(flags, load)
     source.check()
     _check_claims(flags, source)
     weights = merged(source, lora)
     layout = target_layout(flags, source.shape)
     cast = Caster(DTYPES[flags.params_dtype] if flags.params_dtype else None)
-    writer = MegatronWriter(weights, layout, cast)
+    writer_class = DistWriter if flags.ckpt_format == "torch_dist" else MegatronWriter
+    writer = writer_class(weights, layout, cast)
     writer.check()
-    announce(weights, target := f"Megatron torch {layout.describe()}", cast)
-    dtype = dtype_name(writer.main_dtype())
-    config = side_files.with_dtype(source.config, dtype) if cast.dtype else source.config
+    announce(weights, target := f"Megatron {flags.ckpt_format} {layout.describe()}", cast)
 
     def write(work: Unfinished) -> None:
         folder = paths.iteration_folder(work.folder, ITERATION)
         folder.mkdir(exist_ok=True)
         writer.write(folder, work)
-        side_files.keep(
-            load, work.folder, side_files.Origin(dtype, source.redundant_output), config
-        )
+        _keep_side_files(source, work.folder, writer.main_dtype() if cast.dtype else None)
         paths.write_pointer(work.folder, ITERATION)
 
     job = Job(
@@ -121,6 +115,34 @@ def _to_hf(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -> Repo
     last = (INDEX, side_files.CONFIG)
     job = Job(flags, source, writer, cast, target, last, notes)
     return job.run(write, f'AutoModelForCausalLM.from_pretrained("{save}")')
+
+
+def _source_of_megatron(flags: ConvertFlags, load: Path) -> WeightSource:
+    """The weights of which a Megatron checkpoint is made."""
+    source = open_source(load, model_type_hf=flags.model_type_hf, hf_cfg_dir=flags.hf_cfg_dir)
+    if isinstance(source, HfSource):
+        if flags.hf_cfg_dir is not None:
+            raise UserError(
+                "--hf-cfg-dir is for Megatron checkpoints; config.json is taken from --load-dir"
+            )
+        if flags.num_layers is not None:
+            source.keep_layers(flags.num_layers)
+        source.take_mtp(flags.mtp_num_layers)
+    elif flags.num_layers is not None:
+        raise UserError("--num-layers: for hf to mg only; a Megatron checkpoint is kept whole")
+    return source
+
+
+def _keep_side_files(source: WeightSource, root: Path, cast: torch.dtype | None) -> None:
+    """Put config, tokenizer and what an export must know beside the Megatron checkpoint."""
+    folder, origin = source.side_folder, _origin(source)
+    if folder is None:
+        return
+    config = source.config if isinstance(source, HfSource) else read_hf_config(folder)
+    stored = origin.weights_dtype or dtype_name(source.main_dtype())
+    if cast is not None:
+        stored, config = dtype_name(cast), side_files.with_dtype(config, dtype_name(cast))
+    side_files.keep(folder, root, replace(origin, weights_dtype=stored), config)
 
 
 def folders(flags: ConvertFlags) -> tuple[Path, Path]:

@@ -25,6 +25,8 @@ OUTPUT = "output_layer.weight"
 _FUSED_NORMS = (
     ("self_attention.linear_qkv.layer_norm_", "input_layernorm."),
     ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
+    ("self_attention.linear_q_up_proj.layer_norm_", "self_attention.q_layernorm."),
+    ("self_attention.linear_kv_up_proj.layer_norm_", "self_attention.kv_layernorm."),
 )
 _EXPERT = re.compile(r"(.*\.experts)\.local_experts\.(\d+)\.linear_fc([12])\.weight")
 _NO_WEIGHTS = ("_extra_state", "rotary_pos_emb.inv_freq")
@@ -152,6 +154,39 @@ def stacked_name(name: str) -> str:
     match = _EXPERT.fullmatch(name)
     assert match is not None
     return f"{match[1]}.weight{match[3]}"
+
+
+def sharded_place(
+    entry: Mapping, shape: ModelShape
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Where Megatron stores an entry's tensor in a ``torch_dist`` checkpoint.
+
+    Returns:
+        The key, the sizes of the leading dimensions along which tensors are stacked, and the
+        index in each. Experts are stacked; layers are, where all of them are alike.
+    """
+    layer, sizes, indices = layer_of(entry.megatron), [], []
+    key = entry.megatron
+    for fused, plain in _fused_norms(entry, shape):
+        key = key.replace(plain, fused)
+    if layer is not None and shape.experts is None:
+        key = key.replace(f"decoder.layers.{layer}.", "decoder.layers.", 1)
+        sizes, indices = [shape.num_layers], [layer]
+    if entry.expert is not None:
+        assert shape.experts is not None
+        key = key.replace(f".experts.local_experts.{entry.expert}.", ".experts.experts.")
+        sizes, indices = [*sizes, shape.experts.num_experts], [*indices, entry.expert]
+    return key, tuple(sizes), tuple(indices)
+
+
+def _fused_norms(entry: Mapping, shape: ModelShape) -> list[tuple[str, str]]:
+    """Which of the norms have the name of a linear layer in the layer of an entry."""
+    qkv, fc1, q_up, kv_up = _FUSED_NORMS
+    layer = layer_of(entry.megatron)
+    # Layers that predict further tokens are like the last one.
+    dense = shape.is_dense(shape.num_layers - 1 if layer is None else layer)
+    attention = [qkv] if shape.latent is None else [q_up, kv_up]
+    return [*attention, *([fc1] if dense else [])]
 
 
 def part_dims(entry: Mapping, shape: ModelShape, at: TensorParallel) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ def announce(source: WeightSource, target: str, cast: Caster) -> None:
     say(f"{source.family.name}, {size:,.1f}M parameters: {source.describe()} -> {target}, {dtype}")
 
 
-def source_notes(source: HfSource, layout: CheckpointLayout) -> list[str]:
+def source_notes(source: WeightSource, layout: CheckpointLayout) -> list[str]:
     """Lines on what is different in Megatron's form."""
     notes = []
     padding = layout.padded_vocab_size - source.shape.vocab_size
@@ -111,6 +111,8 @@ def source_notes(source: HfSource, layout: CheckpointLayout) -> list[str]:
         )
     if source.shape.tied and layout.pipeline.pipeline_parallel > 1:
         notes.append("tied      the last stage holds a copy of the embedding table")
+    if not isinstance(source, HfSource):
+        return notes
     if source.redundant_output:
         notes.append(f"tied      {source.redundant_output} equals the table; export repeats it")
     if source.ignored:
@@ -128,4 +130,8 @@ def training_hint(save: Path, layout: CheckpointLayout) -> str:
         command += f" --pipeline-model-parallel-size {pipeline.pipeline_parallel}"
     if pipeline.uneven:
         command += f" --num-layer-list {pipeline.describe()}"
+    if pipeline.noop_layers:
+        command += f" --noop-layers {','.join(map(str, pipeline.noop_layers))}"
+    if layout.experts is not None and layout.experts.parallel > 1:
+        command += f" --expert-model-parallel-size {layout.experts.parallel}"
     return command + " …  (any other TP/PP works too)"

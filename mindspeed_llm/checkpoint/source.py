@@ -17,6 +17,8 @@ from torch import Tensor
 
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint import paths
+from mindspeed_llm.checkpoint.casting import Caster
+from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT
 from mindspeed_llm.models import mtp
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.mapping import Mapping
@@ -171,6 +173,20 @@ def is_megatron(path: Path | str) -> bool:
     iteration_of = paths.iterations(path.parent)
     is_iteration = any(paths.iteration_folder(path.parent, i) == path for i in iteration_of)
     return is_iteration or (path / paths.POINTER).exists() or bool(paths.iterations(path))
+
+
+def check_types(source: WeightSource, cast: Caster) -> None:
+    """Raise UserError where one Megatron tensor would come from tensors of several types."""
+    if cast.dtype is not None:
+        return
+    for entry in source.entries():
+        dtypes = source.dtypes(entry)
+        if len(dtypes) > 1:
+            kinds = " and ".join(sorted(DTYPE_SHORT[dtype] for dtype in dtypes))
+            raise UserError(
+                f"{', '.join(entry.hf)} become one tensor in Megatron but are stored in "
+                f"different types ({kinds}); choose one for all with --params-dtype"
+            )
 
 
 def check_family(source: WeightSource, model_type_hf: str) -> None:

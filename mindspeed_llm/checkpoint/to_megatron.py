@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 
-from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint import paths
 from mindspeed_llm.checkpoint.casting import Caster
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout, checkpoint_args
 from mindspeed_llm.checkpoint.placement import Held, held_tensors, part_dims
 from mindspeed_llm.checkpoint.planned_file import PlannedFile, TensorSpec
-from mindspeed_llm.checkpoint.source import WeightSource
+from mindspeed_llm.checkpoint.source import WeightSource, check_types
 from mindspeed_llm.checkpoint.torch_file import Planned, Stack, plan_torch_file, whole_of
 from mindspeed_llm.checkpoint.work import Work, fill
 from mindspeed_llm.models.mapping import Mapping
@@ -68,16 +67,7 @@ class MegatronWriter:
 
     def check(self) -> None:
         """Raise UserError where one Megatron tensor would come from tensors of several types."""
-        if self._cast.dtype is not None:
-            return
-        for entry in self._source.entries():
-            dtypes = self._source.dtypes(entry)
-            if len(dtypes) > 1:
-                kinds = " and ".join(sorted(DTYPE_SHORT[dtype] for dtype in dtypes))
-                raise UserError(
-                    f"{', '.join(entry.hf)} become one tensor in Megatron but are stored in "
-                    f"different types ({kinds}); choose one for all with --params-dtype"
-                )
+        check_types(self._source, self._cast)
 
     def nbytes(self) -> int:
         """Bytes of tensor data that will be written, over all files."""

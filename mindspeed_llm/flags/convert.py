@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import Group, comma_numbers, flag
-from mindspeed_llm.flags.status import ALWAYS, unsupported
+from mindspeed_llm.flags.status import ALWAYS, neutral, unsupported
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,8 @@ class ConvertFlags(Group):
     )
     ckpt_format: str = flag(
         "torch",
-        "Form of Megatron files.",
-        choices=("torch",),
-        refused={"torch_dist": "conversion to torch_dist"},
+        "Form of Megatron files: torch (a file a rank) or torch_dist (loads at any layout).",
+        choices=("torch", "torch_dist"),
     )
     post_norm: bool = flag(
         False, "The outputs of attention and MLP are normalised too; checked against the weights."
@@ -111,11 +110,16 @@ class ConvertFlags(Group):
             " 1 and the larger --target-expert-parallel-size)"
         ),
     )
-    mtp_num_layers: int = flag(
-        0, "Multi-token prediction layers.", effect=unsupported("multi-token prediction")
+    mtp_num_layers: int | None = flag(
+        None,
+        "Layers of multi-token prediction, hf to mg: as many as there are (also when left out), or "
+        "0 for none.",
+        at_least=0,
     )
     mla_mm_split: bool = flag(
-        False, "Split up-projections.", effect=unsupported("multi-head latent attention")
+        False,
+        "Store the up-projections of latent attention in four parts.",
+        effect=neutral("they stay whole; training takes them so, with --mla-mm-split or without"),
     )
     schedules_method: str | None = flag(
         None, "Another pipeline schedule.", effect=unsupported("DualPipeV schedule")
