@@ -13,7 +13,8 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,13 +32,13 @@ from mindspeed_llm.console import entry_point
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from mindspeed_llm.models.gpt import GPTModel
+
 TOKENS = 48
 BOUND = 1e-3
 """Largest difference allowed, relative to the largest logit. The two programs add in different
 orders, which was measured to make 1e-6 to 1e-4 in fp32; two norms of a model exchanged make more
 than this bound."""
-
-Rounding = Callable[[nn.Module], object]
 
 
 @dataclass(frozen=True)
@@ -141,24 +142,31 @@ def compare(
             known = AutoConfig.from_pretrained(config or reference)
         except ValueError as error:
             return {"skipped": f"transformers: {str(error).splitlines()[0]}"}
-        wanted = _transformers(reference, known, ids, rounded, adapters.reference)
+        wanted = transformers_logits(reference, known, ids, rounded, adapters.reference)
     return asdict(Comparison.of(_ours(source, ids, rounded), wanted))
 
 
 def _round(model: nn.Module, dtype: torch.dtype | None) -> None:
     if dtype is not None:
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point():
-                tensor.data.copy_(tensor.to(dtype))
+        # Weights and buffers that are saved: rotary frequencies, which are computed, stay.
+        for tensor in model.state_dict().values():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                tensor.copy_(tensor.to(dtype))
 
 
-def _transformers(
+def transformers_logits(
     folder: str,
     config: PretrainedConfig,
     ids: Tensor,
-    rounded: torch.dtype | None,
-    adapter: str | None,
+    rounded: torch.dtype | None = None,
+    adapter: str | None = None,
 ) -> Tensor:
+    """Logits ``[tokens, vocabulary]`` by ``transformers``, in fp32.
+
+    Args:
+        rounded: a type through which the weights are passed.
+        adapter: PEFT folder to merge first.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -174,6 +182,14 @@ def _transformers(
 
 
 def _ours(source: WeightSource, ids: Tensor, rounded: torch.dtype | None) -> Tensor:
+    with our_model(source) as model:
+        _round(model, rounded)
+        return our_logits(model, ids)
+
+
+@contextmanager
+def our_model(source: WeightSource) -> Iterator[GPTModel]:
+    """The model of ``source`` with its weights, in fp32, in a process group of one."""
     from mindspeed_llm import distributed
     from mindspeed_llm.flags import parse
     from mindspeed_llm.live_model import build_live_model
@@ -186,12 +202,16 @@ def _ours(source: WeightSource, ids: Tensor, rounded: torch.dtype | None) -> Ten
     try:
         changes = {"perform_initialization": False}
         (chunk,) = build_live_model(cfg, model, position, load_weights=True, **changes).chunks
-        _round(chunk, rounded)
-        positions = torch.arange(ids.shape[1]).unsqueeze(0)
-        with torch.no_grad():
-            return chunk.eval()(ids, positions, None)[0, :, : source.shape.vocab_size]
+        yield chunk.eval()
     finally:
         distributed.shutdown()
+
+
+def our_logits(model: GPTModel, ids: Tensor) -> Tensor:
+    """Logits ``[tokens, vocabulary]`` of the token ids ``[1, tokens]``."""
+    positions = torch.arange(ids.shape[1]).unsqueeze(0)
+    with torch.no_grad():
+        return model(ids, positions, None)[0, :, : model.shape.vocab_size]
 
 
 def main(argv: list[str]) -> int:

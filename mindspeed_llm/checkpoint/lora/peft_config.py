@@ -100,7 +100,7 @@ def _refuse_variants(path: Path, values: dict[str, Any]) -> None:
     lines = [
         f"{key}={values[key]!r}: {what}"
         for key, (plain, what) in _PLAIN.items()
-        if (values.get(key) or None) != (plain or None)
+        if (values.get(key, plain) or None) != (plain or None)
     ]
     begin = values.get("init_lora_weights")
     if isinstance(begin, str) and begin.lower().startswith(_CHANGES_BASE):

@@ -78,7 +78,7 @@ def deltas(folder: Path) -> dict[str, Tensor]:
 
         rank, alpha = of("rank_pattern", config["r"]), of("alpha_pattern", config["lora_alpha"])
         assert a.shape[0] == rank, name
-        scale = alpha / (rank**0.5 if config["use_rslora"] else rank)
+        scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
         b = tensors[name.replace("lora_A", "lora_B")]
         found[module] = scale * b.double() @ a.double()
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -338,3 +339,87 @@ def test_bin_files_of_older_peft(made, scratch) -> None:
     (own / "adapter_model.safetensors").unlink()
     root = to_mg(base, scratch / "mg", "--lora-load", str(own))
     assert_close(weights(to_hf(root, scratch / "hf")), adapters.merged_by_peft(base, adapter))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["mg to hf", "mg adapter", "bf16"])
+def test_the_conversion_checks_itself_with_the_adapter(direction, made, scratch, capsys) -> None:
+    """Logits are compared with a model that has the adapter too, not with the bare base."""
+    base, adapter = made("qwen3")
+    given, checks = ("--lora-load", str(adapter)), ("--verify", "logits")
+    if direction == "mg to hf":
+        to_hf(to_mg(base, scratch / "mg", tp=2), scratch / "hf", *given, *checks)
+    elif direction == "bf16":
+        to_mg(base, scratch / "mg", *given, *checks, "--params-dtype", "bf16")
+    else:
+        pairs = to_mg(base, scratch / "pairs", *given, "--save-lora-to-mg")
+        to_mg(base, scratch / "mg", "--lora-load", str(pairs), *checks)
+    assert "✓ logits" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_wrongly_merged_weight_fails_the_check(made, scratch, monkeypatch) -> None:
+    from mindspeed_llm.checkpoint.lora import merge
+
+    add = merge.add
+    monkeypatch.setattr(merge, "add", lambda rows, pair: add(rows, replace(pair, scale=0.0)))
+    base, adapter = made("qwen3")
+    with pytest.raises(UserError, match=r"failed its check \(logits\)"):
+        to_mg(base, scratch / "mg", "--lora-load", str(adapter), "--verify", "logits")
+
+
+def per_expert(base: Path, folder: Path, modules: list[str], rank: int = 3) -> dict[str, Tensor]:
+    """An adapter of layers that ``transformers`` fuses in memory, under their names on disk.
+
+    Returns:
+        What it adds to each module's weight.
+    """
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(1)
+    shapes = {name.removesuffix(".weight"): t.shape for name, t in weights(base).items()}
+    tensors, added = {}, {}
+    for module in (m for m in shapes if any(m.endswith(f".{end}") for end in modules)):
+        out, width = shapes[module]
+        a = 0.1 * torch.randn(rank, width, generator=generator)
+        b = 0.1 * torch.randn(out, rank, generator=generator)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b
+        added[module] = 2.0 * (b.double() @ a.double())
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return added
+
+
+EXPERTS = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "gate"]
+LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj"]
+PARALLEL = ["--target-expert-parallel-size", "2", "--expert-tensor-parallel-size", "1"]
+
+
+@pytest.mark.parametrize(
+    ("family", "modules", "flags"),
+    [
+        ("qwen3-moe", EXPERTS, PARALLEL),
+        ("qwen3-moe", EXPERTS, [*PARALLEL, "--moe-grouped-gemm"]),
+        ("deepseek3", LATENT, PARALLEL),
+    ],
+)
+def test_experts_and_latent_attention(family, modules, flags, scratch) -> None:
+    """At TP2 PP2 EP2 ETP1: merged into Megatron, and through an adapter divided in the same way."""
+    base = write_tiny_hf(scratch / "base", family)
+    added = per_expert(base, scratch / "adapter", modules)
+    given = ("--lora-load", str(scratch / "adapter"))
+    layout = {"tp": 2, "pp": 2}
+    pairs = to_mg(base, scratch / "pairs", *given, "--save-lora-to-mg", *flags, **layout)
+    before = weights(base)
+    for number, lora in enumerate((scratch / "adapter", pairs)):
+        root = to_mg(base, scratch / f"mg{number}", "--lora-load", str(lora), *flags, **layout)
+        after = weights(to_hf(root, scratch / f"hf{number}"))
+        assert after.keys() == before.keys()
+        for name, tensor in after.items():
+            exact = before[name].double() + added.get(name.removesuffix(".weight"), 0.0)
+            torch.testing.assert_close(tensor.double(), exact, rtol=2e-7, atol=3e-7, msg=name)
+    peft = to_hf(pairs, scratch / "peft", "--save-lora-to-hf")
+    torch.testing.assert_close(dict(adapters.deltas(peft)), added, rtol=0, atol=0)
