@@ -44,8 +44,6 @@ class Router(TopKRouter):
         ValueError: the config asks for something that this class does not do.
     """
 
-    expert_bias: Tensor | None
-
     def __init__(
         self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None
     ) -> None:
@@ -62,14 +60,15 @@ class Router(TopKRouter):
         self.rule = routing_rule(config)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
-        """Moves and casts, but leaves the bias in fp32: its steps are lost in 16 bits.
+        """Moves and casts, but leaves buffers, the bias and the counts behind it, in fp32.
 
-        Megatron casts it back, which does not restore what a model that is cast has loaded.
+        Counts stop growing and steps of the bias are lost in 16 bits. Megatron casts the bias back,
+        which does not restore what a model that is cast has loaded, and the counts not at all.
         """
-        bias = self.expert_bias
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
-        if bias is not None and self.expert_bias is not None:
-            self.expert_bias = bias.to(self.expert_bias.device)
+        for name, buffer in before.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
         return self
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

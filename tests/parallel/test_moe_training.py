@@ -234,3 +234,56 @@ def test_runs_equal_one_process(pool, models, data, alone, layout, dispatcher, l
         for name in REPORTED[losses]:
             assert row[name] == pytest.approx(wanted[name], rel=1e-5)
     assert rows[-1]["lm_loss"] < 0.95 * rows[0]["lm_loss"]
+
+
+def biases_after_a_step(rank: int, world: int, argv: list[str], ids: list[list[int]]):
+    """The bias of each router of this rank, by layer, after its update."""
+    from mindspeed.moe.router import Router
+    from mindspeed_llm import distributed
+
+    run = build(argv)
+    first_step(run, ids[run.position.data :: run.position.data_size])
+    found = {
+        module.layer_number: (str(module.expert_bias.dtype), module.expert_bias.numpy().copy())
+        for model in run.models
+        for module in model.modules()
+        if isinstance(module, Router)
+    }
+    distributed.shutdown()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [
+        *grid(["EP2", "TP2 ETP1", "PP2"], ["fp32"], quick=[("TP2 ETP1", "fp32")]),
+        *grid(["one"], ["bf16"], quick=[]),
+    ],
+)
+def test_bias_moves_towards_experts_that_few_tokens_visit(
+    pool, folder, data, ids, layout, precision
+):
+    """By the same step for all (arXiv:2408.15664), from the stored fp32 value, on all ranks."""
+    from safetensors.torch import load_file
+
+    model = folder / "bias"
+    if not model.exists():
+        write_tiny_hf(model, "deepseek3")
+    stored = load_file(model / "model.safetensors")
+    ranks, flags = LAYOUTS[layout]
+    flags = {**flags, "moe_router_bias_update_rate": 0.01, "bf16": precision == "bf16"}
+    parts = pool(ranks).run(biases_after_a_step, argv=train_flags(model, data, **flags), ids=ids)
+    chosen = reference(model, ids).chosen
+    seen = set()
+    for layer, (dtype, bias) in (item for found in parts for item in found.items()):
+        before = stored[f"model.layers.{layer - 1}.mlp.gate.e_score_correction_bias"].numpy()
+        visits = chosen[layer].sum(axis=(0, 1))
+        assert dtype == "torch.float32"
+        if precision == "fp32":
+            step = 0.01 * np.sign(visits.mean() - visits)
+            np.testing.assert_allclose(bias, before + step, rtol=0, atol=1e-7)
+        else:
+            # Choices may differ in bf16; the step's size does not.
+            assert (np.abs(np.abs(bias - before) - 0.01) < 1e-6).mean() > 0.5
+        seen.add(layer)
+    assert seen == set(chosen)
