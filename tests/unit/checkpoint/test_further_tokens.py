@@ -1,4 +1,4 @@
-"""Layers of multi-token prediction on disk: whole, without copies of tables, absent, left out."""
+"""CONV-11: layers of multi-token prediction on disk: whole, without copies, absent, left out."""
 
 from __future__ import annotations
 
