@@ -182,3 +182,36 @@ def test_recomputation_changes_no_bit(pool, models, data, flags):
     again = pool(1).run(train, argv=train_flags(models["v3 mtp"], data, iters=3, **flags))[0]
     for row, reference in zip(again, plain, strict=True):
         assert (row["lm_loss"], row["grad_norm"]) == (reference["lm_loss"], reference["grad_norm"])
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "second"),
+    [
+        pytest.param("torch_dist", "one", "one", id="torch_dist, as it was"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow, id=" ".join(case))
+            for case in (
+                ("torch_dist", "TP2 SP", "PP2"),
+                ("torch_dist", "PP2", "TP2 SP"),
+                ("torch_dist", "EP2", "EP2"),
+                ("torch", "PP2", "PP2"),
+                ("torch", "TP2 SP", "TP2 SP"),
+            )
+        ),
+    ],
+)
+def test_resumes(pool, models, data, tmp_path, form, first, second):
+    """Four steps in one layout and four in another are eight steps of one process."""
+    one = pool(1).run(train, argv=train_flags(models["v3 mtp"], data, iters=8))[0]
+    saving = {"iters": 8, "save": tmp_path, "save_interval": 100, "ckpt_format": form}
+    for layout, start, more in (
+        (first, models["v3 mtp"], {"exit_interval": 4}),
+        (second, tmp_path, {}),
+    ):
+        ranks, flags = LAYOUTS[layout]
+        argv = train_flags(start, data, **saving, **flags, **more)
+        rows = pool(ranks).run(train, argv=argv)[-1]
+    assert [row["iteration"] for row in rows] == [5, 6, 7, 8]
+    for row, reference in zip(rows, one[4:], strict=True):
+        for name in ("lm_loss", "mtp_1_loss"):
+            assert row[name] == pytest.approx(reference[name], rel=2e-5)

@@ -127,5 +127,6 @@ def _sharded_rng(run: Run, state: dict[str, Any]) -> ShardedObject:
 def _require(folder: Path, prefix: str, way_out: str) -> None:
     """A part that was not saved is an error that names it, not a fresh start."""
     keys = SafeReader(folder).read_metadata().state_dict_metadata.keys()
-    if not any(key.startswith(prefix) for key in keys):
+    # Experts have an optimizer of their own where they are spread over ranks: chained_1.optimizer.
+    if not any(re.match(rf"(chained_\d+\.)?{prefix}", key) for key in keys):
         raise UserError(f"{folder} holds no {prefix} (it was saved without); {way_out}")
