@@ -24,6 +24,7 @@ SCRIPTS = sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("*/*.
 TOOLS = {
     "preprocess_data.py": "preprocess",
     "convert_ckpt_v2.py": "convert",
+    "convert_ckpt.py": "convert_v1",
     "pretrain_gpt.py": "pretrain",
     "inference.py": "inference",
 }
@@ -38,6 +39,7 @@ PUBLISHED = [
     ("qwen3/pretrain_qwen3_8b_4K_ptd_A3.sh", "qwen3 pretrain A3", {"workers"}),
     ("qwen3/generate_qwen3_8b_ptd.sh", "qwen3 generate", {"max_position_embeddings"}),
     ("qwen25/data_convert_qwen25_pretrain.sh", "qwen2.5 data", set()),
+    ("qwen25/ckpt_convert_qwen25_hf2mcore.sh", "qwen2.5 hf2mcore, older tool", set()),
 ]
 
 
