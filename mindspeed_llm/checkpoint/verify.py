@@ -198,18 +198,27 @@ def _logits(conversion: Conversion, written: WeightSource, asked: bool) -> Check
         if asked:
             raise UserError(f"--verify logits: {result['skipped']}; use --verify roundtrip")
         return Check(LOGITS, False, f"not compared: {result['skipped']}")
-    found = Comparison(**result)
-    text = (
-        f"max|Δ| {found.difference:.1e}, {found.relative:.1e} of the largest logit; next token "
-        f"equal at {100 * found.agreement:.0f}% of {found.tokens} positions"
-    )
-    if not found.equal:
+    found = {name: Comparison(**numbers) for name, numbers in result.items()}
+    text = "; ".join(_sentence(name, comparison) for name, comparison in found.items())
+    if not all(comparison.equal for comparison in found.values()):
         raise _failed(
             LOGITS,
             f"{text}. The bound is {BOUND:.0e}: the two models differ. Please report this; "
             "--verify roundtrip converts without the comparison",
         )
-    return Check(LOGITS, True, text, {**result, "relative": found.relative, "bound": BOUND})
+    if conversion.source.shape.mtp_num_layers:
+        text += "; layers of multi-token prediction take no part"
+    numbers = {name: {**result[name], "relative": c.relative} for name, c in found.items()}
+    return Check(LOGITS, True, text, {**numbers, "bound": BOUND})
+
+
+def _sentence(name: str, found: Comparison) -> str:
+    if name == "every_expert":
+        return f"through every expert {found.relative:.1e}"
+    return (
+        f"max|Δ| {found.difference:.1e}, {found.relative:.1e} of the largest logit, next token "
+        f"equal at {100 * found.agreement:.0f}% of {found.tokens} positions"
+    )
 
 
 def _command(conversion: Conversion, written: WeightSource) -> list[str]:

@@ -187,7 +187,7 @@ def convert_back(story: Story) -> dict[str, dict]:
 def _logits_check(folder: Path) -> dict:
     """The logits entry of a conversion's report."""
     checks = json.loads((folder / "conversion.json").read_text(encoding="utf-8"))["checks"]
-    return next(check["numbers"] for check in checks if check["name"] == "logits")
+    return next(check["numbers"]["routed"] for check in checks if check["name"] == "logits")
 
 
 def generate(story: Story) -> str:
