@@ -16,7 +16,9 @@ class ConvertFlags(Group):
         "hf",
         "Form of --load-dir: hf (Hugging Face) or mg (Megatron).",
         choices=("hf", "mg"),
-        refused={"optim": "no step of its own: mg to mg takes the optimizer state along"},
+        refused={
+            "optim": "no step of its own: training resumes a torch_dist checkpoint at any layout"
+        },
     )
     save_model_type: str = flag("mg", "Form of --save-dir.", choices=("mg", "hf"))
     load_dir: str | None = flag(None, "Folder to read.")

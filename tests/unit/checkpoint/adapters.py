@@ -82,3 +82,11 @@ def deltas(folder: Path) -> dict[str, Tensor]:
         b = tensors[name.replace("lora_A", "lora_B")]
         found[module] = scale * b.double() @ a.double()
     return found
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Equal but for the last bit of fp32 (the order of one multiplication and addition)."""
+    for name, tensor in found.items():
+        torch.testing.assert_close(
+            tensor, expected[name], rtol=1.2e-7, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}"
+        )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.checkpoint import tiny
+from tests.families import write_tiny_hf
+from tests.unit.checkpoint import adapters, tiny
 
 _RAM = Path("/dev/shm")
 
@@ -48,5 +49,19 @@ def own_hf(tiny_hf: Callable[..., Path], scratch: Path) -> Callable[..., Path]:
 
     def get(family: str = "llama", tied: bool = False) -> Path:
         return Path(shutil.copytree(tiny_hf(family, tied), scratch / "own"))
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_lora(_ram: Path) -> Callable[[str], tuple[Path, Path]]:
+    """``tiny_lora(family)``: (base model, adapter of ``peft``), made once; do not change them."""
+
+    def get(family: str) -> tuple[Path, Path]:
+        base, adapter = _ram / f"{family}-base", _ram / f"{family}-adapter"
+        if not adapter.exists():
+            write_tiny_hf(base, family)
+            adapters.make(base, adapter, adapters.TARGETS.get(family))
+        return base, adapter
 
     return get
