@@ -14,7 +14,6 @@ from mindspeed_llm.checkpoint.placement import (
     canonical_name,
     held_tensors,
     is_weight,
-    part_dims,
 )
 from mindspeed_llm.checkpoint.source import WeightSource
 from mindspeed_llm.models.layout import PipelineLayout
@@ -109,13 +108,15 @@ def _fill(tensor: Tensor, held: Held, source: WeightSource) -> None:
             "the flags that shape the model must agree with the checkpoint"
         )
     with torch.no_grad():
-        if not held.stacked:
-            tensor.copy_(source.part(held.entries[0], held.at))
-            return
-        columns, rows = part_dims(held.entries[0], source.shape, held.at)
-        stack = tensor.view(len(held.entries), rows, columns)
-        for matrix, entry in zip(stack, held.entries, strict=True):
-            matrix.copy_(source.part(entry, held.at).t())
+        tensor.copy_(read_held(held, source))
+
+
+def read_held(held: Held, source: WeightSource) -> Tensor:
+    """A rank's tensor as it lies in a model."""
+    parts = [source.part(entry, held.at) for entry in held.entries]
+    if not held.stacked:
+        return parts[0]
+    return torch.stack([part.t() for part in parts]).view(held.dims(source.shape))
 
 
 def _change(source: WeightSource, live: CheckpointLayout) -> str:

@@ -66,14 +66,28 @@ class RankGrid:
     def pairs(self) -> list[tuple[int, int]]:
         """(tensor rank, expert rank) of the ranks of one stage that hold different weights.
 
+        In the order of the processes that are the first to hold them.
+
         Megatron lays both groupings over the same processes, counted from 0: tensor ranks come
         round every ``tensor`` processes, expert ranks every ``expert_tensor * expert``. With
         expert tensor parallelism smaller than the other layers', some pairs therefore never
         occur; a rank file exists for each pair that does.
         """
-        processes = range(lcm(self.tensor, self.expert_tensor * self.expert))
-        expert_ranks = (p // self.expert_tensor % self.expert for p in processes)
-        return sorted({(p % self.tensor, e) for p, e in zip(processes, expert_ranks, strict=True)})
+        pairs = (self._pair(process) for process in range(self.period))
+        return list(dict.fromkeys(pairs))
+
+    def _pair(self, process: int) -> tuple[int, int]:
+        return process % self.tensor, process // self.expert_tensor % self.expert
+
+    @property
+    def period(self) -> int:
+        """Processes of a stage after which all comes round."""
+        return lcm(self.tensor, self.expert_tensor * self.expert)
+
+    def copy_of(self, process: int) -> int:
+        """How many processes of a stage before this one have the same rank file."""
+        pair = self._pair(process)
+        return sum(self._pair(other) == pair for other in range(process))
 
     def folder(self, tensor_rank: int, stage: int, expert_rank: int = 0) -> str:
         """Name of one rank's folder within an iteration."""

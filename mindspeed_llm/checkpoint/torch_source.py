@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,10 @@ from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
 from mindspeed_llm.models.splits import TensorParallel, same_bits
 from mindspeed_llm.models.transforms import Rows
 
+_TENSORS = ("model", "optimizer.")
+_SMALL = ("args", "iteration", "checkpoint_version", "optimizer", "opt_param_scheduler")
+_STATE = re.compile(r"optimizer\.(\w+)\.model")
+
 
 class TorchSource(WeightSource):
     """Rank files, mapped when first needed.
@@ -54,7 +60,9 @@ class TorchSource(WeightSource):
         self._lock = threading.Lock()
         self._files: dict[str, dict[str, Any]] = {}
         self.holds_adapter = self.holds_weights = False
+        self._prefix = ""
         present = paths.rank_folders(self.path)
+        self.first_folder = present[0]
         self.args = self._file(present[0]).get("args")
         if self.args is None:
             raise UserError(f"{self.path} holds no args, so its model shape is unknown")
@@ -67,6 +75,18 @@ class TorchSource(WeightSource):
                 f"{', '.join(present[:6])}{', …' if len(present) > 6 else ''}; the checkpoint is "
                 "mixed from two or incomplete"
             )
+
+    @property
+    def states(self) -> set[str]:
+        """Names of the optimizer's states that are there."""
+        matches = map(_STATE.match, self._file(self.first_folder))
+        return {match[1] for match in matches if match}
+
+    def of_state(self, state: str) -> TorchSource:
+        """A source of one of the optimizer's states, which are named and divided as weights."""
+        other = copy.copy(self)
+        other._prefix = f"optimizer.{state}."
+        return other
 
     def check(self) -> None:
         lines: list[str] = []
@@ -193,7 +213,7 @@ class TorchSource(WeightSource):
 
     def _chunk(self, at: TensorParallel, stage: int, chunk: int) -> dict[str, Tensor]:
         """Weights of one model chunk of one rank under the weight map's names."""
-        key = self.layout.pipeline.chunk_keys()[chunk]
+        key = self._prefix + self.layout.pipeline.chunk_keys()[chunk]
         content = self._file(self.layout.rank_folder(at, stage))
         if key not in content:
             raise UserError(f"{self.path}: a rank file has no {key!r}; it holds {list(content)}")
@@ -221,9 +241,9 @@ def _with_canonical_names(content: dict[str, Any]) -> dict[str, Any]:
                 for name, tensor in value.items()
                 if is_weight(name) and not is_adapter(name)
             }
-            if key.startswith("model")
+            if key.startswith(_TENSORS)
             else value
         )
         for key, value in content.items()
-        if key in ("args", "iteration", "checkpoint_version") or key.startswith("model")
+        if key in _SMALL or key.startswith(_TENSORS)
     }

@@ -98,7 +98,6 @@ def _train(
     from mindspeed_llm.training.stages import build_micro_batches, train_iterations
 
     finetune = cfg.checkpoint.finetune
-    layout = model.checkpoint_layout(cfg)
     micro_batches = build_micro_batches(cfg, position)
     train_iters = train_iterations(cfg)
     run, loaded = build_run(
@@ -106,7 +105,7 @@ def _train(
         model,
         position,
         train_iters,
-        load_weights=needs_source(saved, finetune, layout),
+        load_weights=needs_source(saved, finetune),
     )
     lines = [loaded] if loaded else []
     if saved is not None and wants_full_resume(saved, finetune):

@@ -74,6 +74,12 @@ class Run:
         return self.model.checkpoint_layout(self.cfg)
 
     @property
+    def rank_file_copy(self) -> int:
+        """How many processes before this one hold the same: 0 for the one that writes."""
+        at = self.position
+        return self.checkpoint_layout.grid.copy_of(at.tensor + at.tensor_size * at.data)
+
+    @property
     def rank_folder(self) -> str:
         """Name of this rank's folder in a checkpoint of format torch."""
         at = self.position

@@ -114,13 +114,15 @@ def _restack(tensor: ShardedTensor | ShardedObject, places: list[int | None]) ->
 
 
 def _sharded_rng(run: Run, state: dict[str, Any]) -> ShardedObject:
-    at = run.position
+    grid, at = run.checkpoint_layout.grid, run.position
+    pairs = grid.pairs()
+    expert_rank = at.expert_rank if grid.expert > 1 else 0
     return ShardedObject(
         RNG_KEY,
         [state],
-        (at.pipeline_size, at.tensor_size),
-        (at.pipeline, at.tensor),
-        replica_id=at.data,
+        (at.pipeline_size, len(pairs)),
+        (at.pipeline, pairs.index((at.tensor, expert_rank))),
+        replica_id=run.rank_file_copy,
     )
 
 

@@ -62,8 +62,7 @@ def wants_full_resume(saved: Saved | None, finetune: bool) -> bool:
 def resume(run: Run, saved: Saved) -> list[str]:
     """Restore ``run`` from a checkpoint with training state.
 
-    Weights that are wanted without the optimizer at another layout were loaded already, when
-    the model was built (``needs_source``).
+    Weights in format torch were loaded already, when the model was built (``needs_source``).
 
     Returns:
         Lines for the start-up block.
@@ -76,10 +75,8 @@ def resume(run: Run, saved: Saved) -> list[str]:
     optimizer = not options.no_load_optim
     if saved.torch_dist:
         state = dist_format.load(run, saved.folder, optimizer=optimizer, rng=rng)
-    elif same:
-        state = torch_format.load(run, saved.folder / run.rank_folder, optimizer=optimizer, rng=rng)
     else:
-        state = _state_at_another_layout(saved, optimizer)
+        state = torch_format.load(run, saved.folder, optimizer=optimizer, rng=rng)
     progress, args = run.progress, saved.args
     progress.iteration = saved.iteration
     progress.consumed_train_samples = args.consumed_train_samples
@@ -89,30 +86,17 @@ def resume(run: Run, saved: Saved) -> list[str]:
     return _report(saved, run, optimizer, rng, same)
 
 
-def needs_source(saved: Saved | None, finetune: bool, layout: CheckpointLayout) -> bool:
+def needs_source(saved: Saved | None, finetune: bool) -> bool:
     """Whether the weights come through ``checkpoint/source.py`` when the model is built.
 
-    True for weights alone, and for format torch at another layout.
+    Else Megatron's own loading brings them, with the optimizer's state.
     """
-    if not wants_full_resume(saved, finetune):
-        return True
-    assert saved is not None
-    return not saved.torch_dist and saved.layout != layout
-
-
-def _state_at_another_layout(saved: Saved, optimizer: bool) -> dict[str, Any]:
-    if optimizer:
-        assert saved.layout is not None
-        raise UserError(
-            f"{saved.folder} is in format torch, written at {saved.layout.describe()}; its "
-            "optimizer state loads only at that layout. Resume there, or save with --ckpt-format "
-            "torch_dist, which loads at any; --no-load-optim takes the weights with a fresh "
-            "optimizer"
-        )
-    return load_file(paths.first_rank_file(saved.folder))
+    return not wants_full_resume(saved, finetune) or (saved is not None and not saved.torch_dist)
 
 
 def _require_same_optimizer(run: Run, saved: Saved, wanted: bool) -> None:
+    if not saved.torch_dist:
+        return
     theirs = getattr(saved.args, "use_distributed_optimizer", None)
     ours = run.cfg.parallel.use_distributed_optimizer
     if wanted and theirs is not None and theirs != ours:

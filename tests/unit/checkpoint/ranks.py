@@ -87,6 +87,22 @@ def load_strictly(rank: int, world: int, path: str, tp: int, pp: int, per_chunk:
     return sum(len(content[key]) for key in layout.chunk_keys())
 
 
+def load_dist_strictly(rank: int, world: int, path: str, tp: int, pp: int) -> dict[str, np.ndarray]:
+    """Let Megatron's own distributed checkpointing fill a model; its weights."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    models, _, _ = _build(open_source(path), tp, pp, None, None)
+    state = {"model": models[0].sharded_state_dict()}
+    folder = paths.iteration_folder(path, 1)
+    loaded = dist_checkpointing.load(state, str(folder), strict=StrictHandling.RAISE_ALL)
+    return {
+        name: value.float().numpy()
+        for name, value in loaded["model"].items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
 def save_torch_dist(rank: int, world: int, path: str, target: str, tp: int, pp: int) -> None:
     """Load ``path`` and save it with Megatron's own distributed checkpointing."""
     from megatron.core import dist_checkpointing, parallel_state

@@ -62,3 +62,44 @@ def assert_close(ours: list[dict], reference: list[dict]) -> None:
 def test_noop_layers_change_nothing(pool, models, data, straight, flags) -> None:
     argv = train_flags(models("qwen3"), data, iters=10, **flags)
     assert_close(pool(2).run(train, argv=argv)[-1], straight("qwen3"))
+
+
+# (first layout, second layout) as (ranks, flags); five iterations at each.
+TP2 = {"tensor_model_parallel_size": 2}
+SHARDED = {"use_distributed_optimizer": True}
+EP2 = {"expert_model_parallel_size": 2}
+CHANGES = {
+    "TP2 to PP2": ("qwen3", (2, TP2), (2, PP2)),
+    "DP2 sharded to TP2": ("qwen3", (2, SHARDED), (2, TP2)),
+    "TP2 to DP2 sharded bf16": (
+        "qwen3",
+        (2, {**TP2, "bf16": True}),
+        (2, {**SHARDED, "bf16": True}),
+    ),
+    "PP2 no-op to one": ("qwen2", (2, NOOP), (1, {})),
+    "EP2 to PP2": ("qwen3-moe", (2, {**EP2, **SHARDED}), (2, PP2)),
+    "one to EP2": ("qwen3-moe-dense", (1, {}), (2, EP2)),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(c, marks=() if c == "EP2 to PP2" else pytest.mark.slow) for c in CHANGES],
+)
+def test_format_torch_resumes_at_another_layout(
+    pool, models, data, straight, tmp_path, change
+) -> None:
+    """Weights and Adam's state go on at any layout, sharded over data parallelism or not."""
+    family, first, second = CHANGES[change]
+    for iters, (ranks, flags), load in ((5, first, models(family)), (10, second, tmp_path)):
+        argv = train_flags(
+            load, data, iters=10, save=tmp_path, save_interval=100, ckpt_format="torch",
+            exit_interval=5 if iters == 5 else None, **flags,
+        )  # fmt: skip
+        rows = pool(ranks).run(train, argv=argv)[-1]
+    reference = straight(family)[5:]
+    if "bf16" not in first[1]:
+        assert_close(rows, reference)
+        return
+    for row, wanted in zip(rows, reference, strict=True):
+        assert row["lm_loss"] == pytest.approx(wanted["lm_loss"], rel=2e-2)
