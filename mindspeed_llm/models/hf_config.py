@@ -111,7 +111,7 @@ class ConfigMap:
         Raises:
             UserError: naming every key that is missing, or has a value not implemented.
         """
-        problems = [*self._missing(config), *self._refused(config)]
+        problems = [*self._missing(config), *self._mistyped(config), *self._refused(config)]
         if problems:
             raise UserError(f"{where} does not fit this family:\n  " + "\n  ".join(problems))
         values = {field.shape: self._read(field, config) for field in self.fields}
@@ -167,6 +167,19 @@ class ConfigMap:
             and not field.nullable
             and field.shape not in _COMPUTED
         ]
+
+    def _mistyped(self, config: Mapping[str, Any]) -> list[str]:
+        """Numbers that are not numbers, where they are taken as they stand."""
+        lines = []
+        for field in self.fields:
+            value = field.value_in(config)
+            kinds = _NUMBERS.get(_declared(field.shape).split(" | ")[0])
+            if value is None or field.read is not None or kinds is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                wanted = "a number" if float in kinds else "an integer"
+                lines.append(f"{field.hf} is {value!r}, not {wanted}")
+        return lines
 
     def _refused(self, config: Mapping[str, Any]) -> list[str]:
         problems = []
@@ -255,10 +268,20 @@ def _scaling_for_hf(scaling: rope_scaling.Scaling) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+_NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
+_PARTS = {"experts": Experts, "latent": LatentAttention}
+
+
+def _declared(name: str) -> str:
+    """The declared type of a shape's field, ``part.field`` for one of a part."""
+    part, _, within = name.rpartition(".")
+    return str((_PARTS[part] if part else ModelShape).__annotations__.get(within, ""))
+
+
 def _shape_of(values: Mapping[str, Any]) -> ModelShape:
     """A shape from its fields; those of a part are named ``part.field``."""
     whole = {name: value for name, value in values.items() if "." not in name}
-    for part, kind in (("experts", Experts), ("latent", LatentAttention)):
+    for part, kind in _PARTS.items():
         prefix = f"{part}."
         own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
         if own:
