@@ -133,12 +133,10 @@ class TrainingFlags(Group):
         None,
         "Parts that selective recomputation takes (core_attn when left out).",
         nargs="+",
-        choices=("core_attn", "mlp", "mla_up_proj"),
+        choices=("core_attn", "mlp", "mla_up_proj", "moe", "shared_experts"),
         refused={
             "layernorm": "recomputation of norms",
-            "moe_act": "mixture of experts",
-            "moe": "mixture of experts",
-            "shared_experts": "mixture of experts",
+            "moe_act": "a grouped product of experts (use moe)",
         },
     )
     recompute_activations: bool = flag(False, "Short for --recompute-granularity selective.")

@@ -146,7 +146,7 @@ REFUSALS = [
     ("pretrain", "--add-bias-linear", "biases in all linear layers"),
     ("pretrain", "--transformer-impl transformer_engine", "TransformerEngine"),
     ("pretrain", "--ckpt-format torch_dcp", "FSDP2"),
-    ("pretrain", "--recompute-granularity selective --recompute-modules core_attn moe", "experts"),
+    ("pretrain", "--recompute-granularity selective --recompute-modules mlp moe_act", "experts"),
     ("pretrain", "--tokenizer-type GPT2BPETokenizer", "Megatron's own tokenizers"),
     ("pretrain", "--stage sft", "post-training"),
     ("convert", "--transformer-impl transformer_engine", "TransformerEngine"),
