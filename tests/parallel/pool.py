@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,7 +73,8 @@ class Pool:
     def close(self) -> None:
         """End the workers; the next ``run`` starts new ones."""
         for process in self._processes:
-            process.kill()
+            # With the processes that write checkpoints for it.
+            os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
         for connection in self._connections:
@@ -93,7 +95,9 @@ class Pool:
             for rank in range(self.size):
                 command = [sys.executable, "-m", "tests.parallel.pool", address]
                 command += [str(rank), str(self.size)]
-                self._processes.append(subprocess.Popen(command, env=environment, cwd=ROOT))
+                self._processes.append(
+                    subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
+                )
             for _ in range(self.size):
                 connection = listener.accept()
                 connections[connection.recv()] = connection
