@@ -25,7 +25,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch) -> None:
     assert len(found) == 4
     for program, script, *arguments in found:
         assert (program, script) == ("python", "convert_ckpt_v2.py")
-        main(arguments)
+        main([*arguments, *tiny.QUICK])
     tiny.assert_same(tiny.weights(Path("model_from_hf")), tiny.weights(Path("model_back")))
     for name in re.findall(
         r"model_mcore/(\S+?\.(?:txt|pt))", (ROOT / "docs/convert.md").read_text()

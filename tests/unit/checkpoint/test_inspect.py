@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.inspect import inspect, main
 from mindspeed_llm.checkpoint.sha256 import read_sums
+from mindspeed_llm.cli import dispatch
 from tests.unit.checkpoint import tiny
 from tests.unit.checkpoint.damages import SHARDS, shard
 from tests.unit.checkpoint.tiny import to_mg
@@ -110,6 +113,18 @@ def test_neither_kind(tmp_path) -> None:
         inspect(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         inspect(tmp_path / "nowhere")
+
+
+def test_every_command_on_the_page_runs(tiny_hf, scratch, monkeypatch) -> None:
+    shutil.copytree(tiny_hf("llama"), scratch / "model_from_hf")
+    sums_of(scratch / "model_from_hf", scratch / "SHA256SUMS")
+    monkeypatch.chdir(scratch)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "inspect.md").read_text()
+    commands = re.findall(r"```bash\n(.*?)\n```", page, re.S)
+    assert len(commands) == 3
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert (program, dispatch(words)) == ("mindspeed-llm", 0)
 
 
 def sums_of(folder: Path, target: Path, form: str = "{sum}  {name}") -> Path:
