@@ -36,6 +36,8 @@ def export_checkpoint(run: Run, iteration: int) -> None:
                 load_dir=str(paths.iteration_folder(options.save, iteration)),
                 save_dir=str(partial),
                 hf_cfg_dir=options.hf_cfg_dir,
+                # Logits would take a second model beside the one that trains.
+                verify="roundtrip",
             )
         )
         replace_folder(partial, target)
