@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.command import main
 from tests.families import write_tiny_hf
-from tests.unit.checkpoint.tiny import to_hf, to_mg
+from tests.unit.checkpoint import adapters
+from tests.unit.checkpoint.tiny import QUICK, to_hf, to_mg, weights
+from tests.unit.flags.commands import COMMANDS
 
 pytest.importorskip("peft")
 
@@ -33,6 +37,37 @@ def test_contradicting_flags_are_refused(flags, message, kind, tiny_lora, scratc
     with pytest.raises(UserError, match=message):
         to_mg(base, scratch / "mg", "--lora-load", str(adapter), *flags.split())
     assert not (scratch / "mg").exists()
+
+
+def published(load: Path, lora: Path, save: Path, config: Path) -> list[str]:
+    """The published command that merges an adapter of Qwen3, with other paths."""
+    tool, command = COMMANDS["qwen3 lora mcore2hf"]
+    assert tool == "convert"
+    folders = {
+        "./model_weights/qwen3_mcore/": load,
+        "./ckpt/qwen3_lora": lora,
+        "--save-dir ./model_from_hf/qwen3_hf/": f"--save-dir {save}",
+        "--hf-cfg-dir ./model_from_hf/qwen3_hf/": f"--hf-cfg-dir {config}",
+    }
+    for old, new in folders.items():
+        command = command.replace(old, str(new))
+    return [*shlex.split(command), *QUICK]
+
+
+def test_the_published_command_with_an_adapter_of_the_published_training(tiny_lora, scratch):
+    """Trained with rank 16 and alpha 32, merged with 8 and 16: refused; with the same: merged."""
+    base, _ = tiny_lora("qwen3")
+    mg = to_mg(base, scratch / "mg", pp=2)
+    peft = adapters.make(base, scratch / "peft", rank=16, lora_alpha=32)
+    lora = to_mg(base, scratch / "lora", "--lora-load", str(peft), "--save-lora-to-mg", tp=2)
+    command = published(mg, lora, scratch / "hf", base)
+    with pytest.raises(UserError) as error:
+        main(command)
+    assert "--lora-r 8, but the adapter has rank 16" in str(error.value)
+    assert "--lora-alpha 16, but the adapter has alpha 32" in str(error.value)
+    assert not (scratch / "hf").exists()
+    main([*command, "--lora-r", "16", "--lora-alpha", "32"])
+    adapters.assert_close(weights(scratch / "hf"), adapters.merged_by_peft(base, peft))
 
 
 def test_agreeing_flags_are_accepted(tiny_lora, scratch) -> None:
