@@ -28,7 +28,8 @@ from mindspeed_llm.checkpoint.source import WeightSource, is_megatron, open_sour
 from mindspeed_llm.checkpoint.target import refuse_layout_flags, target_layout
 from mindspeed_llm.checkpoint.to_dist import DistWriter
 from mindspeed_llm.checkpoint.to_hf import HfWriter
-from mindspeed_llm.checkpoint.to_megatron import ITERATION, MegatronWriter
+from mindspeed_llm.checkpoint.to_megatron import MegatronWriter
+from mindspeed_llm.checkpoint.training_state import training_state
 from mindspeed_llm.flags.lora import NO_ADAPTER, LoraFlags
 from mindspeed_llm.models.registry import read_hf_config
 
@@ -66,17 +67,21 @@ def _to_megatron(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -
     weights = merged(source, lora)
     layout = target_layout(flags, source.shape)
     cast = Caster(DTYPES[flags.params_dtype] if flags.params_dtype else None)
-    writer_class = DistWriter if flags.ckpt_format == "torch_dist" else MegatronWriter
-    writer = writer_class(weights, layout, cast)
+    training, training_notes = training_state(flags, source, merges=weights is not source)
+    writer: DistWriter | MegatronWriter
+    if flags.ckpt_format == "torch_dist":
+        writer = DistWriter(weights, layout, cast)
+    else:
+        writer = MegatronWriter(weights, layout, cast, training)
     writer.check()
     announce(weights, target := f"Megatron {flags.ckpt_format} {layout.describe()}", cast)
 
     def write(work: Unfinished) -> None:
-        folder = paths.iteration_folder(work.folder, ITERATION)
+        folder = paths.iteration_folder(work.folder, training.iteration)
         folder.mkdir(exist_ok=True)
         writer.write(folder, work)
         _keep_side_files(source, work.folder, writer.main_dtype() if cast.dtype else None)
-        paths.write_pointer(work.folder, ITERATION)
+        paths.write_pointer(work.folder, training.iteration)
 
     job = Job(
         flags,
@@ -85,7 +90,7 @@ def _to_megatron(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -
         cast,
         target,
         (paths.POINTER,),
-        [*source_notes(source, layout), *adapter_notes(weights)],
+        [*source_notes(source, layout), *adapter_notes(weights), *training_notes],
     )
     return job.run(write, training_hint(save, layout))
 

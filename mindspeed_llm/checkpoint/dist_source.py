@@ -83,6 +83,13 @@ class DistSource(WeightSource):
         reader.set_up_storage_reader(reader.read_metadata(), is_coordinator=True)
         return reader
 
+    @property
+    def holds_optimizer(self) -> bool:
+        """Whether an optimizer's state lies beside the weights."""
+        keys = self._reader.read_metadata().state_dict_metadata
+        # Experts have an optimizer of their own where they are spread over ranks.
+        return any(key.startswith("optimizer.") or ".optimizer." in key for key in keys)
+
     @cached_property
     def _stored(self) -> dict[str, tuple[str, TensorStorageMetadata]]:
         """Canonical name -> (stored key, description) of the model's weights."""

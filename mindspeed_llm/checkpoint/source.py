@@ -63,6 +63,10 @@ class WeightSource(ABC):
         """Go on as though the model had no layers of multi-token prediction."""
         self.shape = mtp.without(self.shape)
 
+    def has(self, entry: Mapping) -> bool:
+        """Whether there is a tensor for ``entry``: always, once checked, for a whole model."""
+        return True
+
     @abstractmethod
     def dtypes(self, entry: Mapping) -> set[torch.dtype]:
         """Stored types of the tensors behind ``entry`` (more than one only by mishap)."""

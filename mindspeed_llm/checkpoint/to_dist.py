@@ -36,7 +36,8 @@ from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout, che
 from mindspeed_llm.checkpoint.placement import sharded_place
 from mindspeed_llm.checkpoint.planned_file import TensorSpec
 from mindspeed_llm.checkpoint.source import WeightSource, check_types
-from mindspeed_llm.checkpoint.to_megatron import CHECKPOINT_VERSION, ITERATION
+from mindspeed_llm.checkpoint.to_megatron import CHECKPOINT_VERSION
+from mindspeed_llm.checkpoint.training_state import ITERATION
 from mindspeed_llm.checkpoint.work import Work
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.transforms import stack_rows

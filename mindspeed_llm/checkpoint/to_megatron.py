@@ -17,13 +17,12 @@ from mindspeed_llm.checkpoint.placement import Held, held_tensors, part_dims
 from mindspeed_llm.checkpoint.planned_file import PlannedFile, TensorSpec
 from mindspeed_llm.checkpoint.source import WeightSource, check_types
 from mindspeed_llm.checkpoint.torch_file import Planned, Stack, plan_torch_file, whole_of
+from mindspeed_llm.checkpoint.training_state import WEIGHTS_ONLY, TrainingState
 from mindspeed_llm.checkpoint.work import Work, fill
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.splits import TensorParallel
 from mindspeed_llm.models.transforms import stack_rows
 
-ITERATION = 1
-"""Iteration number of a converted checkpoint; training starts from it at 0 all the same."""
 CHECKPOINT_VERSION = 3.0
 
 
@@ -47,6 +46,8 @@ class Item:
     """One weight-map entry, and all places of a stage that take a part of it."""
 
     entry: Mapping
+    source: WeightSource
+    cast: Caster
     places: list[Place]
 
 
@@ -56,11 +57,22 @@ class MegatronWriter:
     Args:
         source: where the weights come from.
         layout: how to divide them.
-        cast: the type change.
+        cast: the type change; an optimizer's states keep theirs.
+        training: what else goes into the files.
     """
 
-    def __init__(self, source: WeightSource, layout: CheckpointLayout, cast: Caster) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        layout: CheckpointLayout,
+        cast: Caster,
+        training: TrainingState = WEIGHTS_ONLY,
+    ) -> None:
         self._source = source
+        self._training = training
+        self._sets: dict[str, tuple[WeightSource, Caster]] = {"": (source, cast)}
+        for name, state in training.states.items():
+            self._sets[f"optimizer.{name}."] = (state, Caster(None))
         self._layout = layout
         self._cast = cast
         self._ranks = layout.ranks(source.shape)
@@ -99,8 +111,8 @@ class MegatronWriter:
                 if not files[place.file].holds(place.slot):
                     wanting[place.at.rank].append(place)
             for places in wanting.values():
-                rows = self._source.part_rows(item.entry, places[0].at)
-                rows = self._cast(item.entry.megatron, rows)
+                rows = item.source.part_rows(item.entry, places[0].at)
+                rows = item.cast(item.entry.megatron, rows)
                 for place in places:
                     lying = [stack_rows(rows).t()] if place.stacked else rows
                     count += files[place.file].write(place.slot, lying)
@@ -110,28 +122,35 @@ class MegatronWriter:
 
     def _items(self, stage: int) -> list[Item]:
         items: list[Item] = []
-        for chunk, key in enumerate(self._layout.pipeline.chunk_keys()):
-            by_name: dict[str, Item] = {}
-            for file, at in enumerate(self._ranks):
-                for held in self._held(stage, chunk, at):
-                    for number, entry in enumerate(held.entries):
-                        # The last stage's copies of the table are tensors of their own.
-                        same = held.name if entry.expert is None else entry.megatron
-                        item = by_name.setdefault(same, Item(entry, []))
-                        slot = f"{key}/{held.name}" + (f"#{number}" if held.stacked else "")
-                        item.places.append(Place(file, slot, held.at, held.stacked))
-            items += by_name.values()
+        for prefix, (source, cast) in self._sets.items():
+            for chunk, key in enumerate(self._layout.pipeline.chunk_keys()):
+                by_name: dict[str, Item] = {}
+                for file, at in enumerate(self._ranks):
+                    for held in self._held(source, stage, chunk, at):
+                        for number, entry in enumerate(held.entries):
+                            # The last stage's copies of the table are tensors of their own.
+                            same = held.name if entry.expert is None else entry.megatron
+                            item = by_name.setdefault(same, Item(entry, source, cast, []))
+                            slot = f"{prefix}{key}/{held.name}"
+                            slot += f"#{number}" if held.stacked else ""
+                            item.places.append(Place(file, slot, held.at, held.stacked))
+                items += by_name.values()
         return items
 
-    def _held(self, stage: int, chunk: int, at: TensorParallel) -> Iterator[Held]:
-        source, layout = self._source, self._layout
-        return held_tensors(
+    def _held(
+        self, source: WeightSource, stage: int, chunk: int, at: TensorParallel
+    ) -> Iterator[Held]:
+        layout = self._layout
+        for held in held_tensors(
             source.family, source.shape, layout.pipeline, stage, chunk, at, layout.grouped
-        )
+        ):
+            if source is self._source or source.has(held.entries[0]):
+                yield held
 
-    def _spec(self, held: Held) -> Planned:
-        shape = self._source.shape
-        dtype = self._cast.target(self._source.dtype(held.entries[0]))
+    def _spec(self, prefix: str, held: Held) -> Planned:
+        source, cast = self._sets[prefix]
+        shape = source.shape
+        dtype = cast.target(source.dtype(held.entries[0]))
         whole = TensorSpec(dtype, held.dims(shape))
         if not held.stacked:
             return whole
@@ -140,24 +159,31 @@ class MegatronWriter:
 
     def _specs(self) -> Iterator[TensorSpec]:
         for stage in range(self._layout.pipeline.pipeline_parallel):
-            for chunk in range(self._layout.pipeline.chunks):
-                for at in self._ranks:
-                    for held in self._held(stage, chunk, at):
-                        yield whole_of(self._spec(held))
+            for at in self._ranks:
+                for planned in self._planned(stage, at).values():
+                    yield from map(whole_of, planned.values())
+
+    def _planned(self, stage: int, at: TensorParallel) -> dict[str, dict[str, Planned]]:
+        """The tensors of one rank file."""
+        return {
+            prefix + key: {
+                held.name: self._spec(prefix, held) for held in self._held(source, stage, chunk, at)
+            }
+            for prefix, (source, _) in self._sets.items()
+            for chunk, key in enumerate(self._layout.pipeline.chunk_keys())
+        }
 
     def _plan(self, folder: Path, stage: int, at: TensorParallel, work: Work) -> PlannedFile:
-        pipeline = self._layout.pipeline
-        specs = {
-            key: {held.name: self._spec(held) for held in self._held(stage, chunk, at)}
-            for chunk, key in enumerate(pipeline.chunk_keys())
-        }
         source = self._source
         dtype = DTYPE_SHORT[self.main_dtype()]
+        args = checkpoint_args(source.family, source.shape, self._layout, dtype)
+        vars(args).update({k: v for k, v in self._training.args.items() if k not in args})
         content = {
-            "args": checkpoint_args(source.family, source.shape, self._layout, dtype),
+            "args": args,
             "checkpoint_version": CHECKPOINT_VERSION,
-            "iteration": ITERATION,
+            "iteration": self._training.iteration,
+            **self._training.common,
         }
         path = folder / self._layout.rank_folder(at, stage) / paths.RANK_FILE
         path.parent.mkdir(exist_ok=True)
-        return plan_torch_file(path, content, specs, work.held(path))
+        return plan_torch_file(path, content, self._planned(stage, at), work.held(path))

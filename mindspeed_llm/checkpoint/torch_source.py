@@ -77,6 +77,19 @@ class TorchSource(WeightSource):
             )
 
     @property
+    def common(self) -> dict[str, Any]:
+        """What all rank files say alike: schedule, number of steps."""
+        content = self._file(self.first_folder)
+        return {name: content[name] for name in _SMALL if name in content}
+
+    def has(self, entry: Mapping) -> bool:
+        """Whether the entry is there; an optimizer has no state of what it does not train."""
+        try:
+            return bool(self._parts(entry))
+        except UserError:
+            return False
+
+    @property
     def states(self) -> set[str]:
         """Names of the optimizer's states that are there."""
         matches = map(_STATE.match, self._file(self.first_folder))

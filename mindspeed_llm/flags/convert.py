@@ -64,6 +64,9 @@ class ConvertFlags(Group):
         "Cast the weights; each keeps its stored type when left out.",
         choices=("fp32", "fp16", "bf16"),
     )
+    no_save_optim: bool = flag(
+        False, "mg to mg: convert the weights only, and leave the optimizer's state out."
+    )
     num_layers: int | None = flag(
         None, "Convert only the first layers (a small model for tests).", at_least=1
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from mindspeed_llm.checkpoint.convert import (
     folders,
     refuse_existing_checkpoint,
 )
-from mindspeed_llm.checkpoint.lora.adapter import Adapter
+from mindspeed_llm.checkpoint.lora.adapter import Adapter, adaptable
 from mindspeed_llm.checkpoint.lora.megatron import MegatronAdapter, read_args
 from mindspeed_llm.checkpoint.lora.megatron_writer import MegatronAdapterWriter
 from mindspeed_llm.checkpoint.lora.peft_folder import PeftAdapter
@@ -21,14 +22,15 @@ from mindspeed_llm.checkpoint.lora.peft_writer import write_peft
 from mindspeed_llm.checkpoint.lora.request import compare, requested
 from mindspeed_llm.checkpoint.metadata import read_metadata
 from mindspeed_llm.checkpoint.source import is_megatron, open_source
-from mindspeed_llm.checkpoint.target import target_layout
-from mindspeed_llm.checkpoint.to_megatron import ITERATION
+from mindspeed_llm.checkpoint.target import refuse_layout_flags, target_layout
+from mindspeed_llm.checkpoint.training_state import ITERATION
 from mindspeed_llm.console import box
 from mindspeed_llm.files import atomic_folder
 from mindspeed_llm.flags.convert import ConvertFlags
 from mindspeed_llm.flags.lora import LoraFlags
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.shape import ModelShape
+from mindspeed_llm.models.splits import same_bits
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,11 @@ def convert_adapter(flags: ConvertFlags, lora: LoraFlags) -> None:
         UserError: whatever is wrong with the request or the files; then nothing is left behind.
     """
     start = time.perf_counter()
+    _refuse_what_is_for_weights(flags)
     load, save = folders(flags)
     opened = _open(flags, lora, load)
     if lora.save_lora_to_hf:
-        tensors, nbytes, hint = _to_hf(opened, save)
+        tensors, nbytes, hint = _to_hf(flags, opened, save)
     else:
         tensors, nbytes, hint = _to_megatron(flags, opened, save)
     box(
@@ -61,9 +64,36 @@ def convert_adapter(flags: ConvertFlags, lora: LoraFlags) -> None:
             *opened.adapter.notes,
             f"tensors   {len(opened.adapter.names)} pairs read, {tensors} tensors written",
             f"bytes     {nbytes:,} in {time.perf_counter() - start:.1f} s",
+            "✓ roundtrip   read back, every pair equal bit by bit",
             f"next      {hint}",
         ],
     )
+
+
+def _refuse_what_is_for_weights(flags: ConvertFlags) -> None:
+    given = {
+        "--params-dtype": flags.params_dtype,
+        "--num-layers": flags.num_layers,
+        "--sha256": flags.sha256,
+        "--ckpt-format torch_dist": flags.ckpt_format != "torch",
+        "--verify logits": flags.verify == "logits",
+    }
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise UserError(
+            f"{', '.join(names)}: for weights only; an adapter alone keeps its type, is written as "
+            "rank files of format torch, and is always read back and compared"
+        )
+
+
+def _check(opened: Opened, written: Adapter) -> None:
+    """Raise UserError unless what was written adds the same as what was read."""
+    entries = adaptable(opened.family, opened.shape)
+    for name in opened.adapter.names:
+        before, after = opened.adapter.pair(entries[name]), written.pair(entries[name])
+        same = same_bits(before.a, after.a) and same_bits(before.b, after.b)
+        if not same or not math.isclose(before.scale, after.scale, rel_tol=1e-12):
+            raise UserError(f"the result failed its check: the pair of {name} changed on the way")
 
 
 def _open(flags: ConvertFlags, lora: LoraFlags, load: Path) -> Opened:
@@ -85,7 +115,8 @@ def _open(flags: ConvertFlags, lora: LoraFlags, load: Path) -> Opened:
     return Opened(adapter, family, shape, flags.hf_cfg_dir)
 
 
-def _to_hf(opened: Opened, save: Path) -> tuple[int, int, str]:
+def _to_hf(flags: ConvertFlags, opened: Opened, save: Path) -> tuple[int, int, str]:
+    refuse_layout_flags(flags)
     if isinstance(opened.adapter, PeftAdapter):
         raise UserError(f"--save-lora-to-hf: {opened.adapter.path} is a PEFT adapter already")
     if save.exists() and any(save.iterdir()):
@@ -94,6 +125,7 @@ def _to_hf(opened: Opened, save: Path) -> tuple[int, int, str]:
         tensors, nbytes = write_peft(
             opened.adapter, opened.family, opened.shape, folder, opened.base
         )
+        _check(opened, PeftAdapter(folder, opened.family, opened.shape))
     return tensors, nbytes, f'PeftModel.from_pretrained(model, "{save}")'
 
 
@@ -101,8 +133,10 @@ def _to_megatron(flags: ConvertFlags, opened: Opened, save: Path) -> tuple[int, 
     refuse_existing_checkpoint(save)
     layout = target_layout(flags, opened.shape)
     writer = MegatronAdapterWriter(opened.adapter, opened.family, opened.shape, layout)
-    with atomic_folder(paths.iteration_folder(save, ITERATION)) as folder:
+    place = paths.iteration_folder(save, ITERATION)
+    with atomic_folder(place) as folder:
         writer.write(folder)
+    _check(opened, MegatronAdapter(place, opened.family, opened.shape))
     paths.write_pointer(save, ITERATION)
     hint = f"convert_ckpt_v2.py --lora-load {save} merges it into a base"
     return writer.tensors, writer.nbytes, hint

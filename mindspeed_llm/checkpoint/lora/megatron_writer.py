@@ -19,7 +19,8 @@ from mindspeed_llm.checkpoint.lora.adapter import (
 from mindspeed_llm.checkpoint.lora.megatron import HALF
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout, checkpoint_args
 from mindspeed_llm.checkpoint.placement import held_tensors
-from mindspeed_llm.checkpoint.to_megatron import CHECKPOINT_VERSION, ITERATION
+from mindspeed_llm.checkpoint.to_megatron import CHECKPOINT_VERSION
+from mindspeed_llm.checkpoint.training_state import ITERATION
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import TensorParallel

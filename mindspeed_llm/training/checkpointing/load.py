@@ -71,7 +71,8 @@ def resume(run: Run, saved: Saved) -> list[str]:
     _require_same_optimizer(run, saved, wanted=not options.no_load_optim)
     assert saved.layout is not None
     same = saved.layout == run.checkpoint_layout
-    rng = not options.no_load_rng and same
+    resharded = getattr(saved.args, "resharded_from", None)
+    rng = not options.no_load_rng and same and resharded is None
     optimizer = not options.no_load_optim
     if saved.torch_dist:
         state = dist_format.load(run, saved.folder, optimizer=optimizer, rng=rng)

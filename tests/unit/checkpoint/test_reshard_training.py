@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.command import main
 from tests.families import write_tiny_hf
 from tests.parallel.layouts import train, train_flags, write_tokens
 
@@ -103,3 +105,56 @@ def test_format_torch_resumes_at_another_layout(
         return
     for row, wanted in zip(rows, reference, strict=True):
         assert row["lm_loss"] == pytest.approx(wanted["lm_loss"], rel=2e-2)
+
+
+CONVERTED = {
+    "qwen2": (
+        {"bf16": True, **SHARDED},
+        ["--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2"],
+        ["--noop-layers", "0,5"],
+    ),
+    "qwen3-moe-dense": (
+        {},
+        ["--target-tensor-parallel-size", "2", "--target-expert-parallel-size", "4"],
+        ["--expert-tensor-parallel-size", "1", "--moe-grouped-gemm"],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONVERTED)
+def test_a_run_resharded_twice_continues_bit_by_bit(pool, models, data, tmp_path, family) -> None:
+    """Weights and Adam's state through another layout and back are what they were."""
+    flags, sizes, more = CONVERTED[family]
+    start, there, back = (tmp_path / name for name in ("start", "there", "back"))
+    argv = train_flags(models(family), data, iters=4, **flags)
+    straight = pool(1).run(train, argv=argv)[-1]
+    saving = {"save_interval": 100, "ckpt_format": "torch", **flags}
+    first = train_flags(models(family), data, iters=4, save=start, exit_interval=2, **saving)
+    pool(1).run(train, argv=first)
+    kinds = ["--load-model-type", "mg", "--save-model-type", "mg", "--verify", "accounting"]
+    main([*kinds, "--load-dir", str(start), "--save-dir", str(there), *sizes, *more])
+    main([*kinds, "--load-dir", str(there), "--save-dir", str(back)])
+    assert (back / "latest_checkpointed_iteration.txt").read_text() == "2"
+    again = train_flags(back, data, iters=4, save=back, **saving)
+    resumed = pool(1).run(train, argv=again)[-1]
+    compared = ("iteration", "lm_loss", "grad_norm", "learning_rate", "consumed_samples")
+    assert [[row[k] for k in compared] for row in resumed] == [
+        [row[k] for k in compared] for row in straight[2:]
+    ]
+
+
+@pytest.mark.slow
+def test_state_that_cannot_go_along_is_never_dropped_silently(
+    pool, models, data, tmp_path, capsys
+) -> None:
+    start, target = tmp_path / "start", tmp_path / "target"
+    argv = train_flags(models("qwen2"), data, iters=1, save=start, ckpt_format="torch")
+    pool(1).run(train, argv=argv)
+    command = ["--load-model-type", "mg", "--save-model-type", "mg", "--verify", "accounting"]
+    command += ["--load-dir", str(start), "--save-dir", str(target), "--ckpt-format", "torch_dist"]
+    with pytest.raises(UserError, match="optimizer's state, which does not go along to torch_dist"):
+        main(command)
+    assert not target.exists()
+    main([*command, "--no-save-optim"])
+    assert "optimizer's state (--no-save-optim)" in capsys.readouterr().out
