@@ -9,6 +9,7 @@ import torch
 
 import mindspeed.megatron_adaptor  # noqa: F401  (before megatron.core is used)
 from mindspeed.device import get_device
+from mindspeed.errors import UserError
 from mindspeed_llm.models.builder import build_model, import_layer_spec, transformer_config
 from mindspeed_llm.models.layout import PipelineLayout
 
@@ -77,6 +78,11 @@ def _recomputation(cfg: Config) -> dict[str, Any]:
     training = cfg.training
     granularity = training.recompute_granularity
     modules = list(training.recompute_modules or ["core_attn"])
+    if "mla_up_proj" in modules and not cfg.moe.multi_latent_attention:
+        raise UserError(
+            "--recompute-modules mla_up_proj: the model has no multi-head latent attention; leave "
+            "it out"
+        )
     if cfg.moe.mla_zero_memory and cfg.moe.multi_latent_attention and granularity != "full":
         modules = ["mla_up_proj", *(modules if granularity else ())]
         granularity = "selective"

@@ -9,6 +9,8 @@ import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.source import open_source
+from mindspeed_llm.flags import parse
+from mindspeed_llm.model_source import resolve_model
 from tests import further_tokens
 from tests.families import write_tiny_hf
 from tests.unit.checkpoint.tiny import assert_same, store, to_hf, to_mg, weights
@@ -82,3 +84,22 @@ def test_layers_are_left_out_on_request(scratch) -> None:
     assert json.loads((back / "config.json").read_text())["num_nextn_predict_layers"] == 0
     with pytest.raises(UserError, match="--mtp-num-layers 3"):
         to_mg(source, scratch / "mg3", "--mtp-num-layers", "3")
+
+
+def test_only_training_needs_the_layers(scratch) -> None:
+    source = tiny(scratch / "source")
+    train = ["--load", str(source), "--mock-data", "--tokenizer-type", "NullTokenizer"]
+    train += "--seq-length 8 --micro-batch-size 1 --global-batch-size 1 --train-iters 1".split()
+    train += ["--lr", "1e-3", "--vocab-size", "131"]
+
+    def layers(tool: str, *flags: str) -> int:
+        cfg = parse(tool, list(flags))
+        model = resolve_model(cfg, cfg.checkpoint.load)
+        assert model.source is not None and model.source.shape == model.shape
+        return model.shape.mtp_num_layers
+
+    assert layers("pretrain", *train) == layers("pretrain", *train, "--mtp-num-layers", "1") == 1
+    assert layers("pretrain", *train, "--mtp-num-layers", "0") == 0
+    assert layers("inference", "--load", str(source)) == 0
+    with pytest.raises(UserError, match="--mtp-num-layers 2, the model has 1"):
+        layers("pretrain", *train, "--mtp-num-layers", "2")
