@@ -16,9 +16,7 @@ class ConvertFlags(Group):
         "hf",
         "Form of --load-dir: hf (Hugging Face) or mg (Megatron).",
         choices=("hf", "mg"),
-        refused={
-            "optim": "no step of its own: training resumes a torch_dist checkpoint at any layout"
-        },
+        refused={"optim": "no step of its own: mg to mg reshards the optimizer's state too"},
     )
     save_model_type: str = flag("mg", "Form of --save-dir.", choices=("mg", "hf"))
     load_dir: str | None = flag(None, "Folder to read.")

@@ -97,7 +97,7 @@ def test_export_elsewhere(tiny_hf, scratch) -> None:
         ("--model-type BERT", "BERT models"),
         ("--no-checking", "conversion without checks"),
         ("--ckpt-cfg-path my.json", "a family file in mindspeed_llm/models/"),
-        ("--load-model-type optim", "training resumes a torch_dist checkpoint"),
+        ("--load-model-type optim", "mg to mg reshards the optimizer's state too"),
         ("--loader mg_mcore --load-model-type hf", "--loader mg_mcore reads mg and .* is hf"),
         ("--loader keras", "--loader keras is unknown"),
         ("--params-dtyp bf16", "did you mean --params-dtype"),

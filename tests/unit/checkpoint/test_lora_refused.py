@@ -140,3 +140,22 @@ def test_an_adapter_for_another_model_is_refused(tiny_lora, scratch) -> None:
         to_mg(scratch / "wide", scratch / "mg", "--lora-load", str(pairs))
     with pytest.raises(UserError, match="without the weights that it belongs to"):
         to_hf(pairs, scratch / "hf")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--save-lora-to-mg --params-dtype bf16", "--params-dtype: for weights only"),
+        ("--save-lora-to-mg --ckpt-format torch_dist", "for weights only"),
+        ("--save-lora-to-mg --save-lora-to-hf", "exclude each other"),
+        ("--save-lora-to-mg --save-model-type hf", "--save-model-type hf contradict each other"),
+        ("--save-lora-to-hf", "is a PEFT adapter already"),
+        ("--save-lora-to-hf --target-tensor-parallel-size 2", "for hf to mg only"),
+    ],
+)
+def test_requests_for_an_adapter_alone(flags, message, tiny_lora, scratch) -> None:
+    base, adapter = tiny_lora("llama")
+    folders = ["--load-dir", str(base), "--lora-load", str(adapter), "--save-dir"]
+    with pytest.raises(UserError, match=message):
+        main([*folders, str(scratch / "out"), *flags.split()])
+    assert not (scratch / "out").exists()
