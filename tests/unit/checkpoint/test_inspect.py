@@ -97,6 +97,17 @@ def test_broken_megatron_checkpoints(spoil, message, tiny_hf, scratch) -> None:
     assert any(message in problem for problem in problems), problems
 
 
+def test_pieces_of_torch_dist_that_are_cut_off_or_gone(tiny_hf, scratch) -> None:
+    root = to_mg(tiny_hf("llama"), scratch / "mg", "--ckpt-format", "torch_dist")
+    found = inspect(root)
+    assert (found.facts["kind"], found.problems) == ("Megatron torch_dist", [])
+    (piece, *_) = sorted(root.glob("*/*.distcp"))
+    os.truncate(piece, piece.stat().st_size - 100)
+    assert any(f"{piece.name} is cut off" in line for line in inspect(root).problems)
+    piece.unlink()
+    assert any(f"{piece.name} is missing" in line for line in inspect(root).problems)
+
+
 def test_a_training_checkpoint_says_what_it_can_resume(tiny_hf, scratch) -> None:
     root = to_mg(tiny_hf("llama"), scratch / "mg")
     (path,) = root.glob("*/*/model_optim_rng.pt")

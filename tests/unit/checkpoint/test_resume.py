@@ -238,6 +238,25 @@ def test_a_source_that_changes_meanwhile_is_an_error(own_hf, scratch, monkeypatc
     assert not list(scratch.glob("*out*")) + list(scratch.glob(".*"))
 
 
+def test_torch_dist_begins_anew(tiny_hf, scratch, monkeypatch) -> None:
+    """Its files are written in one go; what a killed run left is not in the way."""
+    words = ("--ckpt-format", "torch_dist")
+    plain, calls = resume.Unfinished.wrote, []
+
+    def wrote(self, nbytes):
+        calls.append(nbytes)
+        if len(calls) == 10:
+            raise Stop
+        plain(self, nbytes)
+
+    monkeypatch.setattr(resume.Unfinished, "wrote", wrote)
+    with pytest.raises(Stop):
+        to_mg(tiny_hf("llama"), scratch / "out", *words)
+    assert (scratch / ".out.partial").is_dir()
+    result = to_mg(tiny_hf("llama"), scratch / "out", *words, "--verify", "roundtrip")
+    assert content(result).keys() == content(to_mg(tiny_hf("llama"), scratch / "b", *words)).keys()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("direction", ["to mg", "to hf"])
