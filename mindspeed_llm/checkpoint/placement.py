@@ -9,11 +9,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mindspeed.errors import UserError
 from mindspeed_llm.models.family import Family
 from mindspeed_llm.models.layout import PipelineLayout
 from mindspeed_llm.models.mapping import Mapping, layer_of, with_layer
+from mindspeed_llm.models.registry import get_family
 from mindspeed_llm.models.shape import ModelShape
 from mindspeed_llm.models.splits import ExpertParallel, TensorParallel
 
@@ -70,27 +72,49 @@ def chunk_entries(
     """
     layers = {layer: i for i, layer in enumerate(layout.stages[stage][chunk])}
     first, last = layout.is_first(stage, chunk), layout.is_last(stage, chunk)
-    embedding = None
-    for entry in family.weights(shape).expand(shape):
-        name, layer = entry.megatron, layer_of(entry.megatron)
-        if name == EMBEDDING:
-            embedding = entry
-            here = first
-        else:
-            here = last if layer is None else layer in layers
-        if entry.expert is not None and here and experts is not None:
-            assert shape.experts is not None
-            local = experts.holds(entry.expert, shape.experts.num_experts)
-            here = local is not None
-            name = name.replace(f".local_experts.{entry.expert}.", f".local_experts.{local}.")
-        if here:
-            yield (name if layer is None else with_layer(name, layers[layer])), entry
+    embedding, by_layer, end = _entries(family.name, shape)
+    if first:
+        yield EMBEDDING, embedding
+    for layer, index in layers.items():
+        for entry in by_layer[layer] if layer is not None else ():
+            if (name := _local_name(entry, shape, experts)) is not None:
+                yield with_layer(name, index), entry
+    for entry in end if last else ():
+        if (name := _local_name(entry, shape, experts)) is not None:
+            yield name, entry
     if last and not first:
-        assert embedding is not None
         if shape.mtp_num_layers:
             yield EMBEDDING, embedding
         if shape.tied:
             yield OUTPUT, embedding
+
+
+@lru_cache(maxsize=4)
+def _entries(
+    family: str, shape: ModelShape
+) -> tuple[Mapping, dict[int, list[Mapping]], list[Mapping]]:
+    """A model's entries: the embedding, those of each layer, and those of the last stage.
+
+    Kept, since models with many experts have tens of thousands, asked for by many ranks.
+    """
+    by_layer: dict[int, list[Mapping]] = {layer: [] for layer in range(shape.num_layers)}
+    others: list[Mapping] = []
+    for entry in get_family(family).weights(shape).expand(shape):
+        layer = layer_of(entry.megatron)
+        (others if layer is None else by_layer[layer]).append(entry)
+    (embedding,) = (entry for entry in others if entry.megatron == EMBEDDING)
+    return embedding, by_layer, [entry for entry in others if entry is not embedding]
+
+
+def _local_name(entry: Mapping, shape: ModelShape, experts: ExpertParallel | None) -> str | None:
+    """The entry's name with the expert counted on its rank; None if it is on another."""
+    if entry.expert is None or experts is None:
+        return entry.megatron
+    assert shape.experts is not None
+    local = experts.holds(entry.expert, shape.experts.num_experts)
+    if local is None:
+        return None
+    return entry.megatron.replace(f".local_experts.{entry.expert}.", f".local_experts.{local}.")
 
 
 @dataclass(frozen=True)
