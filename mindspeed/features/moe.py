@@ -19,7 +19,7 @@ def _expert_gradients(original: Callable[..., None]) -> Callable[..., None]:
         from mindspeed.moe.experts import reduce_as_experts
 
         original(self, *args, **kwargs)
-        reduce_as_experts(self, kwargs["pg_collection"])
+        reduce_as_experts(self)
 
     return init
 
