@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,10 @@ from mindspeed_llm.checkpoint.to_megatron import CHECKPOINT_VERSION
 from mindspeed_llm.checkpoint.training_state import ITERATION
 from mindspeed_llm.checkpoint.work import Work
 from mindspeed_llm.models.mapping import Mapping
+from mindspeed_llm.models.splits import REPLICATED
 from mindspeed_llm.models.transforms import stack_rows
+
+_LINEAR = re.compile(r"\.(linear_\w+|eh_proj)\.weight$")
 
 BACKEND = {
     "sharded_backend": "torch_dist",
@@ -112,7 +116,7 @@ class DistWriter:
         """Write the checkpoint's files into ``folder``; one that was begun is begun anew."""
         source, dtype = self._source, DTYPE_SHORT[self.main_dtype()]
         writer = _Writer(folder, single_file_per_rank=True, thread_count=1)
-        planner = _Planner(list(self._stored()), self._tensor, work)
+        planner = _Planner(list(self._stored()), self._empty_states(), self._tensor, work)
         writer.set_up_storage_writer(is_coordinator=True)
         plan, metadata = planner.plan()
         (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(plan)])
@@ -134,6 +138,20 @@ class DistWriter:
             spec = TensorSpec(self._cast.target(self._source.dtype(entry)), dims)
             yield Stored(entry, key, (*sizes, *dims), (*indices, *(0 for _ in dims)), spec)
 
+    def _empty_states(self) -> list[str]:
+        """Keys of what Megatron's linear layers store beside their weights, which is nothing.
+
+        Its reader asks for them all the same.
+        """
+        keys = []
+        for entry in self._source.entries():
+            if _LINEAR.search(entry.megatron) and entry.split is not REPLICATED:
+                key, sizes, indices = sharded_place(entry, self._source.shape)
+                index = ".".join(map(str, indices or (0,)))
+                size = ".".join(map(str, sizes or (1,)))
+                keys.append(f"{key.removesuffix('weight')}_extra_state/shard_{index}_{size}")
+        return keys
+
     def _tensor(self, stored: Stored) -> Tensor:
         rows = self._source.part_rows(stored.entry, self._whole)
         tensor = stack_rows(self._cast(stored.entry.megatron, rows))
@@ -151,7 +169,8 @@ class _Writer(FileSystemWriter):
 class _Planner(SavePlanner):
     """Plans one chunk a tensor, and reads each when it is to be written."""
 
-    def __init__(self, stored: list[Stored], read: Any, work: Work) -> None:
+    def __init__(self, stored: list[Stored], empty: list[str], read: Any, work: Work) -> None:
+        self._empty = empty
         self._stored = {(s.key, s.offsets): s for s in stored}
         self._read = read
         self._work = work
@@ -161,12 +180,16 @@ class _Planner(SavePlanner):
         from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
         items = [stored.write_item() for stored in self._stored.values()]
+        items += [WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO) for key in self._empty]
         (plan,), metadata = create_default_global_save_plan([SavePlan(items)])
         return plan, metadata
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         index = write_item.index
-        assert index.offset is not None
+        if index.offset is None:
+            content = io.BytesIO()
+            torch.save([None], content)
+            return content
         tensor = self._read(self._stored[index.fqn, tuple(index.offset)])
         self._work.wrote(tensor.nbytes)
         return tensor
