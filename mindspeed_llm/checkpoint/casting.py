@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.errors import UserError
+from mindspeed_llm.models.mapping import Mapping
 
 
 class Caster:
@@ -23,6 +24,14 @@ class Caster:
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
         self.not_finite: set[str] = set()
+
+    def of(self, entry: Mapping) -> Caster:
+        """The change for one entry: none where the weight map keeps fp32 for precision."""
+        if not entry.keep_fp32:
+            return self
+        kept = Caster(None)
+        kept.not_finite = self.not_finite
+        return kept
 
     def target(self, stored: torch.dtype) -> torch.dtype:
         """The type that a tensor of type ``stored`` gets."""

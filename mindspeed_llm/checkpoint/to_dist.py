@@ -135,7 +135,7 @@ class DistWriter:
         for entry in self._source.entries():
             key, sizes, indices = sharded_place(entry, shape)
             dims = entry.split.part_dims(entry.dims(shape), self._whole)
-            spec = TensorSpec(self._cast.target(self._source.dtype(entry)), dims)
+            spec = TensorSpec(self._cast.of(entry).target(self._source.dtype(entry)), dims)
             yield Stored(entry, key, (*sizes, *dims), (*indices, *(0 for _ in dims)), spec)
 
     def _empty_states(self) -> list[str]:
@@ -154,7 +154,7 @@ class DistWriter:
 
     def _tensor(self, stored: Stored) -> Tensor:
         rows = self._source.part_rows(stored.entry, self._whole)
-        tensor = stack_rows(self._cast(stored.entry.megatron, rows))
+        tensor = stack_rows(self._cast.of(stored.entry)(stored.entry.megatron, rows))
         leading = len(stored.size) - len(stored.spec.dims)
         return tensor.contiguous().view((1,) * leading + tuple(tensor.shape))
 

@@ -44,7 +44,7 @@ class HfWriter:
         self._extra = redundant_output
         self._specs: dict[str, TensorSpec] = {}
         for entry in source.entries():
-            dtype = cast.target(source.dtype(entry))
+            dtype = cast.of(entry).target(source.dtype(entry))
             for name, dims in entry.hf_shapes(source.shape).items():
                 self._specs[name] = TensorSpec(dtype, dims)
             if copy := self._copy_of(entry):
@@ -83,7 +83,7 @@ class HfWriter:
                     return 0
                 count = 0
                 for name, rows in self._source.hf_rows(entry).items():
-                    cast = self._cast(entry.megatron, rows)
+                    cast = self._cast.of(entry)(entry.megatron, rows)
                     for each in (name, copy) if copy else (name,):
                         if not where[each].holds(each):
                             count += where[each].write(each, cast)

@@ -112,7 +112,7 @@ class MegatronWriter:
                     wanting[place.at.rank].append(place)
             for places in wanting.values():
                 rows = item.source.part_rows(item.entry, places[0].at)
-                rows = item.cast(item.entry.megatron, rows)
+                rows = item.cast.of(item.entry)(item.entry.megatron, rows)
                 for place in places:
                     lying = [stack_rows(rows).t()] if place.stacked else rows
                     count += files[place.file].write(place.slot, lying)
@@ -150,7 +150,7 @@ class MegatronWriter:
     def _spec(self, prefix: str, held: Held) -> Planned:
         source, cast = self._sets[prefix]
         shape = source.shape
-        dtype = cast.target(source.dtype(held.entries[0]))
+        dtype = cast.of(held.entries[0]).target(source.dtype(held.entries[0]))
         whole = TensorSpec(dtype, held.dims(shape))
         if not held.stacked:
             return whole

@@ -179,3 +179,16 @@ def test_impossible_layouts_are_refused(name, family_hf, scratch) -> None:
 def test_experts_of_a_dense_model_are_refused(family_hf, scratch) -> None:
     with pytest.raises(UserError, match="the model has no experts"):
         to_mg(family_hf("qwen3"), scratch / "mg", GROUPED)
+
+
+@pytest.mark.parametrize("form", [(), DIST])
+def test_a_routers_bias_keeps_its_type(form, family_hf, scratch) -> None:
+    """--params-dtype bf16 must not round the bias by which experts are chosen."""
+    source = family_hf("deepseek3")
+    root = to_mg(source, scratch / "mg", "--params-dtype", "bf16", *form, *ACCOUNTING)
+    back = weights(to_hf(root, scratch / "hf", *ACCOUNTING))
+    wanted = {
+        name: tensor if "e_score_correction_bias" in name else tensor.bfloat16()
+        for name, tensor in weights(source).items()
+    }
+    assert_same(wanted, back)
