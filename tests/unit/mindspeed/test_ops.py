@@ -132,6 +132,15 @@ def test_attention_of_the_last_queries_with_a_cache(queries):
     torch.testing.assert_close(last, whole[-queries:])
 
 
+def test_attention_with_soft_capped_scores():
+    q, k, v = (3 * torch.randn(5, 1, 2, 8) for _ in range(3))
+    got = attention_op.attention(q, k, v, scale=1.0, causal=False, softcap=2.0)
+    heads = [
+        (2 * torch.tanh(q[:, 0, n] @ k[:, 0, n].t() / 2)).softmax(-1) @ v[:, 0, n] for n in range(2)
+    ]
+    torch.testing.assert_close(got[:, 0], torch.cat(heads, dim=-1))
+
+
 def test_attention_dropout_drops():
     q, k, v = (torch.randn(16, 2, 2, 8) for _ in range(3))
     torch.manual_seed(1)
@@ -143,6 +152,25 @@ def test_attention_dropout_drops():
 
 
 LABELS = torch.tensor([[0, 1, 36, -100, 5], [7, 7, 20, 3, 2]])
+
+
+@pytest.mark.parametrize("keep_bytes", [1 << 30, 4 * 40 * 8 * 3])
+def test_linear_cross_entropy_of_soft_capped_logits(keep_bytes, monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "KEEP_BYTES", keep_bytes)
+    hidden, weight = torch.randn(5, 2, 16), torch.randn(40, 16)
+    labels = LABELS.clamp(min=0)
+
+    def ours(hidden, weight):
+        return linear_cross_entropy.linear_cross_entropy(hidden, weight, labels, softcap=2.0)
+
+    def torchs(hidden, weight):
+        logits = 2 * torch.tanh(hidden @ weight.t() / 2)
+        return torch.nn.functional.cross_entropy(logits.permute(1, 2, 0), labels, reduction="none")
+
+    for one, other in zip(
+        results(ours, [hidden, weight]), results(torchs, [hidden, weight]), strict=True
+    ):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

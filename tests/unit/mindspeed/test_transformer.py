@@ -99,8 +99,19 @@ def test_attention_refuses_what_it_cannot_do():
     q, k, v = (torch.randn(6, 2, n, 8) for n in (4, 2, 2))
     with pytest.raises(ValueError, match="packed sequences"):
         core_attention()(q, k, v, None, packed_seq_params=object())
-    with pytest.raises(ValueError, match="sliding-window"):
-        core_attention(window_size=(3, 0))
+    with pytest.raises(ValueError, match="only windows to the left"):
+        core_attention(window_size=(3, 1))
+
+
+@pytest.mark.parametrize("skip, windowed", [(None, True), (2, True), ([0, 1], False)])
+def test_attention_with_a_window_in_some_layers(skip, windowed):
+    """Megatron's (2, 0): the two tokens before each query, and its own. This is layer 1."""
+    q, k, v = (torch.randn(6, 2, n, 8) for n in (4, 2, 2))
+    hidden = torch.ones(6, 6).triu(1).bool()
+    if windowed:
+        hidden |= torch.ones(6, 6).tril(-3).bool()
+    attention = core_attention(window_size=(2, 0), window_attn_skip_freq=skip)
+    torch.testing.assert_close(attention(q, k, v, None), by_hand(q, k, v, hidden))
 
 
 def test_scaling_in_place_and_into_another_tensor():
