@@ -46,7 +46,7 @@ REQUESTS = {
         "multiple of the tensor-parallel size 2",
     ),
     "more layers than there are": (["--num-layers", "5"], "the model has 4 layers"),
-    "config folder with hf": (["--hf-cfg-dir", "/tmp"], "takes config.json from --load-dir"),
+    "config folder with hf": (["--hf-cfg-dir", "/tmp"], "config.json is taken from --load-dir"),
     "hf to hf": (["--save-model-type", "hf"], "nothing to convert"),
     "hf folder as mg": (
         ["--load-model-type", "mg", "--save-model-type", "hf"],
@@ -231,13 +231,6 @@ def test_tied_copies_that_differ_are_never_exported(tiny_hf, scratch) -> None:
     torch.save(content, path)
     with pytest.raises(UserError, match="first and the last pipeline stage hold different"):
         to_hf(root, scratch / "out")
-
-
-def test_mg_to_mg_says_that_loading_reshards(tiny_hf, scratch) -> None:
-    root = to_mg(tiny_hf("llama"), scratch / "mg")
-    kinds = ["--load-model-type", "mg", "--save-model-type", "mg"]
-    with pytest.raises(UserError, match="load a checkpoint at any TP and PP by themselves"):
-        tiny.main([*kinds, "--load-dir", str(root), "--save-dir", str(scratch / "out")])
 
 
 def test_layout_flags_for_export_are_refused(tiny_hf, scratch) -> None:
