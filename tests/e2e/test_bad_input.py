@@ -23,7 +23,7 @@ from tests.e2e.bad_input import CASES, CONVERT, GENERATE, PREPROCESS, TRAIN
 from tests.e2e.tiny_model import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
-SCREEN = 20
+SCREEN = 24
 
 assert len(CASES) >= 40
 
