@@ -13,13 +13,15 @@ from tests.families import VOCAB
 SEQ = 32
 
 
-def grid(*axes: Iterable, quick: Iterable[tuple]) -> list:
-    """All combinations as parameters; those not in ``quick`` are slow tests."""
+def grid(
+    *axes: Iterable, quick: Iterable[tuple], rest: pytest.MarkDecorator = pytest.mark.slow
+) -> list:
+    """All combinations as parameters; those not in ``quick`` are marked ``rest``."""
     wanted = set(quick)
     return [
         pytest.param(
             *combination,
-            marks=() if combination in wanted else pytest.mark.slow,
+            marks=() if combination in wanted else rest,
             id=" ".join(map(str, combination)),
         )
         for combination in itertools.product(*axes)

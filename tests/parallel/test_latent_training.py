@@ -97,11 +97,13 @@ def ids() -> list[list[int]]:
         *grid(
             ["lite dense", "v3 dense"],
             ["one", "TP2", "TP2 SP", "PP2", "PP2 uneven", "DP2"],
+            rest=pytest.mark.soak,
             quick=[("v3 dense", "TP2")],
         ),
         *grid(
             ["v2", "v3", "v3 mtp", "v3 mtp 2", "glm45 mtp"],
             [name for name in LAYOUTS if name != "TP2"],
+            rest=pytest.mark.soak,
             quick=[("v3 mtp", "TP2 SP")],
         ),
     ],
@@ -155,6 +157,7 @@ def compare(entry, by_rank, shape, wanted) -> set[str]:
     grid(
         ["deepseek2-lite", "deepseek2", "deepseek3", "deepseek3-plain", "glm45-air", "glm45"],
         ["one", "EP2", "TP2 SP"],
+        rest=pytest.mark.soak,
         quick=[("deepseek2-lite", "EP2")],
     ),
 )
@@ -173,10 +176,13 @@ def test_logits_equal_transformers(pool, models, data, ids, model, layout):
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        *grid(["lite dense", "v3 dense"], ["TP2", "TP2 SP", "PP2"], quick=[]),
+        *grid(
+            ["lite dense", "v3 dense"], ["TP2", "TP2 SP", "PP2"], rest=pytest.mark.soak, quick=[]
+        ),
         *grid(
             ["v3", "v3 mtp"],
             ["TP2 SP", "TP2 ETP1", "PP2", "PP2 uneven", "EP2", "TP2 EP2"],
+            rest=pytest.mark.soak,
             quick=[("v3 mtp", "PP2")],
         ),
     ],
@@ -193,7 +199,7 @@ def test_runs_equal_one_process(pool, models, data, model, layout):
     assert rows[-1]["lm_loss"] < rows[0]["lm_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "flags",
     [
@@ -210,7 +216,7 @@ def test_recomputation_changes_no_bit(pool, models, data, flags):
         assert (row["lm_loss"], row["grad_norm"]) == (reference["lm_loss"], reference["grad_norm"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("form", "first", "second"),
     [

@@ -38,9 +38,17 @@ def models(folder) -> dict[str, Path]:
             ["EP2", "EP2 sharded optimizer", "TP2 ETP1", "TP2 ETP2"],
             ["torch", "torch_dist"],
             ["fp32"],
+            rest=pytest.mark.soak,
             quick=[("softmax", "EP2", "torch", "fp32")],
         ),
-        *grid(["bias"], ["EP2 sharded optimizer"], ["torch", "torch_dist"], ["bf16"], quick=[]),
+        *grid(
+            ["bias"],
+            ["EP2 sharded optimizer"],
+            ["torch", "torch_dist"],
+            ["bf16"],
+            rest=pytest.mark.soak,
+            quick=[],
+        ),
     ],
 )
 def test_resume_is_bit_identical(
@@ -74,7 +82,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("model", ["softmax", "bias"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_torch_dist_resumes_at_another_layout(pool, models, data, tmp_path, change, model):

@@ -54,7 +54,7 @@ DISPATCHERS = ["allgather", "alltoall"]
 def soak(*axes: Iterable) -> list:
     """All combinations, as tests that only a soak runs."""
     return [
-        pytest.param(*case, marks=(pytest.mark.slow, pytest.mark.soak), id=" ".join(case))
+        pytest.param(*case, marks=pytest.mark.soak, id=" ".join(case))
         for case in itertools.product(*axes)
     ]
 
@@ -160,6 +160,7 @@ def compare_gradients(folder: Path, parts, wanted: dict[str, np.ndarray]) -> Non
             WHOLE,
             DISPATCHERS,
             ["router losses"],
+            rest=pytest.mark.soak,
             quick=[("qwen3-moe", "TP2 ETP1", "alltoall", "router losses")],
         ),
         *soak(["qwen3-moe"], WHOLE, DISPATCHERS, ["plain"]),
@@ -168,6 +169,7 @@ def compare_gradients(folder: Path, parts, wanted: dict[str, np.ndarray]) -> Non
             ["one", "EP2", "TP2 ETP2", "TP2 ETP1", "PP2"],
             ["alltoall"],
             ["plain"],
+            rest=pytest.mark.soak,
             quick=[("qwen2-moe", "EP2", "alltoall", "plain")],
         ),
     ],
@@ -202,10 +204,14 @@ def alone(pool, models, data):
     ("layout", "dispatcher", "losses"),
     [
         *grid(
-            PARALLEL, ["alltoall"], ["router losses"], quick=[("EP2", "alltoall", "router losses")]
+            PARALLEL,
+            ["alltoall"],
+            ["router losses"],
+            rest=pytest.mark.soak,
+            quick=[("EP2", "alltoall", "router losses")],
         ),
-        *grid(["EP2", "TP2 EP2"], ["allgather"], ["plain"], quick=[]),
-        *grid(["TP2 ETP1"], ["alltoall"], ["per sequence"], quick=[]),
+        *grid(["EP2", "TP2 EP2"], ["allgather"], ["plain"], rest=pytest.mark.soak, quick=[]),
+        *grid(["TP2 ETP1"], ["alltoall"], ["per sequence"], rest=pytest.mark.soak, quick=[]),
         *soak(PARALLEL, ["alltoall"], ["plain", "per sequence"]),
         *soak(PARALLEL, ["allgather"], ["router losses", "per sequence"]),
     ],
@@ -236,7 +242,7 @@ def test_runs_equal_one_process(pool, models, data, alone, layout, dispatcher, l
     assert rows[-1]["lm_loss"] < 0.95 * rows[0]["lm_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "flags",
     [
@@ -282,8 +288,13 @@ def biases_after_a_step(rank: int, world: int, argv: list[str], ids: list[list[i
 @pytest.mark.parametrize(
     ("layout", "precision"),
     [
-        *grid(["EP2", "TP2 ETP1", "PP2"], ["fp32"], quick=[("TP2 ETP1", "fp32")]),
-        *grid(["one"], ["bf16"], quick=[]),
+        *grid(
+            ["EP2", "TP2 ETP1", "PP2"],
+            ["fp32"],
+            rest=pytest.mark.soak,
+            quick=[("TP2 ETP1", "fp32")],
+        ),
+        *grid(["one"], ["bf16"], rest=pytest.mark.soak, quick=[]),
     ],
 )
 def test_bias_moves_towards_experts_that_few_tokens_visit(

@@ -54,7 +54,7 @@ def test_the_quick_start_command(tiny_hf, scratch, capsys) -> None:
     assert_same({n: t.to(torch.bfloat16) for n, t in weights(load).items()}, back)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_quick_start_command_as_a_program(tiny_hf, scratch) -> None:
     """With the comparison of logits that a small model gets."""
     words = shlex.split(SEED.format(load=tiny_hf("qwen2"), save=scratch / "mg"))

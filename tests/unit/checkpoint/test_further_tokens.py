@@ -28,8 +28,8 @@ def tiny(folder: Path, name: str = "deepseek3", layers: int = 1, **options) -> P
     ("name", "layers", "flags"),
     [
         ("deepseek3", 1, {"tp": 2, "pp": 2}),
-        pytest.param("deepseek3", 2, {"pp": 2}, marks=pytest.mark.slow),
-        pytest.param("glm45", 1, {"tp": 2}, marks=pytest.mark.slow),
+        pytest.param("deepseek3", 2, {"pp": 2}, marks=pytest.mark.soak),
+        pytest.param("glm45", 1, {"tp": 2}, marks=pytest.mark.soak),
     ],
 )
 def test_every_tensor_comes_back(name, layers, flags, scratch) -> None:

@@ -78,7 +78,7 @@ def family_hf(tmp_path_factory):
 @pytest.mark.parametrize(
     "family, layout",
     [
-        pytest.param(*case, id=" ".join(case), marks=() if case in QUICK else pytest.mark.slow)
+        pytest.param(*case, id=" ".join(case), marks=() if case in QUICK else pytest.mark.soak)
         for case in GRID
     ],
 )

@@ -132,7 +132,7 @@ def test_ranks_and_alphas_of_single_modules(use_rslora, tiny_lora, scratch) -> N
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("direction", ["mg to hf", "mg adapter", "bf16"])
 def test_the_conversion_checks_itself_with_the_adapter(
     direction, tiny_lora, scratch, capsys
@@ -150,7 +150,7 @@ def test_the_conversion_checks_itself_with_the_adapter(
     assert "✓ logits" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_wrongly_merged_weight_fails_the_check(tiny_lora, scratch, monkeypatch) -> None:
     from mindspeed_llm.checkpoint.lora import merge
 

@@ -64,7 +64,7 @@ def assert_same_checkpoints(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(i, marks=() if i in QUICK else pytest.mark.slow) for i in range(len(PAIRS))],
+    [pytest.param(i, marks=() if i in QUICK else pytest.mark.soak) for i in range(len(PAIRS))],
 )
 def test_as_if_converted_straight(number, family_hf, scratch) -> None:
     family, first, second = PAIRS[number]
@@ -90,11 +90,11 @@ def test_types_change_on_the_way(family_hf, scratch) -> None:
     "family, tp, pp",
     [
         ("qwen2", 2, 1),
-        pytest.param("gemma2", 1, 2, marks=pytest.mark.slow),
-        pytest.param("glm4_9b", 2, 1, marks=pytest.mark.slow),
+        pytest.param("gemma2", 1, 2, marks=pytest.mark.soak),
+        pytest.param("glm4_9b", 2, 1, marks=pytest.mark.soak),
         ("qwen3-moe-dense", 1, 2),
-        pytest.param("qwen2-moe", 1, 1, marks=pytest.mark.slow),
-        pytest.param("deepseek3", 1, 2, marks=pytest.mark.slow),
+        pytest.param("qwen2-moe", 1, 1, marks=pytest.mark.soak),
+        pytest.param("deepseek3", 1, 2, marks=pytest.mark.soak),
     ],
 )
 def test_megatron_loads_torch_dist_strictly(family, tp, pp, family_hf, scratch, pool) -> None:

@@ -60,7 +60,7 @@ def assert_close(ours: list[dict], reference: list[dict]) -> None:
         assert row["learning_rate"] == wanted["learning_rate"]
 
 
-@pytest.mark.parametrize("flags", [NOOP, pytest.param(NOOP_CHUNKS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flags", [NOOP, pytest.param(NOOP_CHUNKS, marks=pytest.mark.soak)])
 def test_noop_layers_change_nothing(pool, models, data, straight, flags) -> None:
     argv = train_flags(models("qwen3"), data, iters=10, **flags)
     assert_close(pool(2).run(train, argv=argv)[-1], straight("qwen3"))
@@ -86,7 +86,7 @@ CHANGES = {
 
 @pytest.mark.parametrize(
     "change",
-    [pytest.param(c, marks=() if c == "EP2 to PP2" else pytest.mark.slow) for c in CHANGES],
+    [pytest.param(c, marks=() if c == "EP2 to PP2" else pytest.mark.soak) for c in CHANGES],
 )
 def test_format_torch_resumes_at_another_layout(
     pool, models, data, straight, tmp_path, change
@@ -121,7 +121,7 @@ CONVERTED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("family", CONVERTED)
 def test_a_run_resharded_twice_continues_bit_by_bit(pool, models, data, tmp_path, family) -> None:
     """Weights and Adam's state through another layout and back are what they were."""
@@ -144,7 +144,7 @@ def test_a_run_resharded_twice_continues_bit_by_bit(pool, models, data, tmp_path
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_state_that_cannot_go_along_is_never_dropped_silently(
     pool, models, data, tmp_path, capsys
 ) -> None:

@@ -257,7 +257,7 @@ def test_torch_dist_begins_anew(tiny_hf, scratch, monkeypatch) -> None:
     assert content(result).keys() == content(to_mg(tiny_hf("llama"), scratch / "b", *words)).keys()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("direction", ["to mg", "to hf"])
 def test_ten_kills_then_bit_equal(direction, tmp_path) -> None:

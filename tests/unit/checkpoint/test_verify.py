@@ -43,7 +43,7 @@ def test_an_exchange_of_two_weights_shows_in_the_logits(family, tmp_path) -> Non
     assert not undetected(write_tiny_hf(tmp_path / "hf", family), limit=10)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("family", CONFIGS)
 def test_an_exchange_shows_in_every_family(family, tmp_path) -> None:
     assert not undetected(write_tiny_hf(tmp_path / "hf", family), limit=60)
@@ -86,7 +86,7 @@ def test_a_wrong_map_fails_only_the_logits_and_leaves_nothing(
     assert not list(scratch.glob("*out")) + list(scratch.glob(".*"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("family", ["qwen2", "deepseek3", "gemma2"])
 def test_logits_are_compared_by_default_in_both_directions(family, tmp_path) -> None:
     source = write_tiny_hf(tmp_path / "hf", family)
@@ -103,7 +103,7 @@ def test_logits_are_compared_by_default_in_both_directions(family, tmp_path) -> 
         assert ("every_expert" in numbers) == (family == "deepseek3")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_truncated_models_are_compared_with_as_many_layers(tiny_hf, scratch) -> None:
     root = to_mg(tiny_hf("qwen3"), scratch / "mg", "--num-layers", "2", *LOGITS)
     checks = json.loads((root / "conversion.json").read_text())["checks"]
