@@ -9,6 +9,7 @@ import pytest
 os.environ.setdefault("MINDSPEED_DEVICE", "cpu")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``cuda`` skip without a CUDA device; those of the pool share one process."""
     for item in items:
