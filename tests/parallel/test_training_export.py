@@ -10,7 +10,7 @@ from tests.parallel.layouts import train, train_flags, write_tokens
 
 
 @pytest.mark.parametrize(
-    "ckpt_format", ["torch", pytest.param("torch_dist", marks=pytest.mark.slow)]
+    "ckpt_format", ["torch", pytest.param("torch_dist", marks=pytest.mark.soak)]
 )
 def test_hugging_face_folders_beside_the_checkpoints(pool, tmp_path, ckpt_format):
     """Each holds the weights of its iteration: training on from it gives the run's next loss."""
