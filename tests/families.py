@@ -6,6 +6,7 @@ biases, windows, caps, rotary shares and scalings), so that a test over this tab
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,20 @@ def write_tiny_hf(folder: Path, name: str, seed: int = 0, **changes: Any) -> Pat
                 buffer.copy_(0.1 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return folder
+
+
+class TinyModels(dict[str, Path]):
+    """``models[name]``: the folder of a tiny model, written when first asked for.
+
+    Args:
+        folder: where they lie.
+        write: makes the model of a name in a folder.
+    """
+
+    def __init__(self, folder: Path, write: Callable[[Path, str], Path] = write_tiny_hf) -> None:
+        super().__init__()
+        self._folder, self._write = folder, write
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = self._write(self._folder / name.replace(" ", "-"), name)
+        return self[name]

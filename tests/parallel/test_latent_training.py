@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import further_tokens
-from tests.families import VOCAB, write_tiny_hf
+from tests.families import VOCAB, TinyModels, write_tiny_hf
 from tests.parallel.layouts import (
     build,
     first_step,
@@ -17,7 +17,6 @@ from tests.parallel.layouts import (
     logits,
     train,
     train_flags,
-    write_tokens,
 )
 
 LAYOUTS = {
@@ -61,29 +60,19 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("latent")
+def write_model(folder: Path, name: str) -> Path:
+    """The model of a row of ``MODELS``, or of the families' table."""
+    row, changes, further = MODELS.get(name, (name, {}, 0))
+    write_tiny_hf(folder, row, **changes)
+    if further:
+        further_tokens.add_to_folder(folder, further)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
-
-
-@pytest.fixture(scope="module")
-def models(folder):
-    """``models[name]``: the folder of a tiny model, written when first asked for."""
-
-    class Models(dict):
-        def __missing__(self, name: str) -> Path:
-            row, changes, further = MODELS.get(name, (name, {}, 0))
-            self[name] = write_tiny_hf(folder / name.replace(" ", "-"), row, **changes)
-            if further:
-                further_tokens.add_to_folder(self[name], further)
-            return self[name]
-
-    return Models()
+def models(folder) -> TinyModels:
+    """Those of ``MODELS`` beside the families' table."""
+    return TinyModels(folder, write_model)
 
 
 @pytest.fixture(scope="module")

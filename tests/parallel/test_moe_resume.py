@@ -7,19 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.families import write_tiny_hf
-from tests.parallel.layouts import grid, train, train_flags, write_tokens
+from tests.parallel.layouts import grid, train, train_flags
 from tests.parallel.test_moe_training import LAYOUTS
 from tests.parallel.test_training_resume import stopped_and_resumed, words
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("experts")
-
-
-@pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
 
 
 @pytest.fixture(scope="module")

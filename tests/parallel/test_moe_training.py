@@ -5,6 +5,7 @@ What is equal for one dispatcher and one set of losses at every layout is slow, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.experts_reference import reference
-from tests.families import VOCAB, write_tiny_hf
+from tests.families import VOCAB, TinyModels, write_tiny_hf
 from tests.parallel.layouts import (
     build,
     first_step,
@@ -21,7 +22,6 @@ from tests.parallel.layouts import (
     grid,
     train,
     train_flags,
-    write_tokens,
 )
 
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -60,25 +60,9 @@ def soak(*axes: Iterable) -> list:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("experts")
-
-
-@pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
-
-
-@pytest.fixture(scope="module")
-def models(folder):
-    """``models[name]``: the folder of a tiny model of two layers, written when first asked for."""
-
-    class Models(dict):
-        def __missing__(self, name: str) -> Path:
-            self[name] = write_tiny_hf(folder / name, name, num_hidden_layers=2)
-            return self[name]
-
-    return Models()
+def models(folder) -> TinyModels:
+    """Tiny models of two layers."""
+    return TinyModels(folder, functools.partial(write_tiny_hf, num_hidden_layers=2))
 
 
 @pytest.fixture(scope="module")

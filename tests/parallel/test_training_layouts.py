@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.families import write_tiny_hf
-from tests.parallel.layouts import grid, train, train_flags, write_tokens
+from tests.parallel.layouts import grid, train, train_flags
 
 LAYOUTS = {
     "TP2": (2, {"tensor_model_parallel_size": 2}),
@@ -32,16 +32,6 @@ LAYOUTS = {
     ),
     "TP2 PP2": (4, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("layouts")
-
-
-@pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.families import DENSE, VOCAB, write_tiny_hf
+from tests.families import DENSE, VOCAB
 from tests.parallel.layouts import (
     first_gradients,
     grid,
@@ -15,7 +15,6 @@ from tests.parallel.layouts import (
     replicated_digests,
     train,
     train_flags,
-    write_tokens,
 )
 
 LAYOUTS = {
@@ -24,28 +23,6 @@ LAYOUTS = {
     "PP2": (2, {"pipeline_model_parallel_size": 2}),
     "TP2 PP2": (4, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("numerics")
-
-
-@pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
-
-
-@pytest.fixture(scope="module")
-def models(folder):
-    """``models[name]``: the folder of a tiny model, written when first asked for."""
-
-    class Models(dict):
-        def __missing__(self, name: str) -> Path:
-            self[name] = write_tiny_hf(folder / name, name)
-            return self[name]
-
-    return Models()
 
 
 def hf_model(path: Path):

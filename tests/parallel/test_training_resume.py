@@ -10,19 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.families import write_tiny_hf
-from tests.parallel.layouts import grid, train, train_flags, write_tokens
+from tests.parallel.layouts import grid, train, train_flags
 
 OPTIMIZERS = {"replicated": {}, "distributed": {"use_distributed_optimizer": True}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("resume")
-
-
-@pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
 
 
 @pytest.fixture(scope="module")

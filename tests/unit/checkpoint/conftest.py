@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import write_tiny_hf
+from tests.families import TinyModels, write_tiny_hf
 from tests.unit.checkpoint import adapters, tiny
 
 _RAM = Path("/dev/shm")
@@ -41,6 +41,12 @@ def tiny_hf(_ram: Path) -> Callable[..., Path]:
         return folder
 
     return get
+
+
+@pytest.fixture(scope="session")
+def family_hf(_ram: Path) -> Callable[[str], Path]:
+    """``family_hf(name)``: a model of the families' table, made once; do not change it."""
+    return TinyModels(_ram / "families").__getitem__
 
 
 @pytest.fixture

@@ -6,13 +6,10 @@ pipeline, expert and expert-tensor sizes, lists of layers and no-op layers.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from mindspeed.errors import UserError
-from tests.families import write_tiny_hf
 from tests.unit.checkpoint.tiny import assert_same, rank_files, to_hf, to_mg, weights
 
 VPP = "--num-layers-per-virtual-pipeline-stage"
@@ -60,19 +57,6 @@ QUICK = {
     ("qwen2-moe", "torch_dist"),
 }
 ACCOUNTING = ("--verify", "accounting")
-
-
-@pytest.fixture(scope="module")
-def family_hf(tmp_path_factory):
-    """``family_hf(name)``: a tiny model of the family, made once; do not change it."""
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = write_tiny_hf(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return get
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.families import write_tiny_hf
 from tests.unit.checkpoint import ranks
 from tests.unit.checkpoint.tiny import assert_same, main, rank_files, to_hf, to_mg, weights
 
@@ -32,18 +31,6 @@ PAIRS = [
     ("qwen2-moe", (TP, "2", PP, "2", EP, "2"), DIST),
 ]
 QUICK = (2, 8)
-
-
-@pytest.fixture(scope="module")
-def family_hf(tmp_path_factory):
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = write_tiny_hf(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return get
 
 
 def to_other(source: Path, target: Path, *flags: str) -> Path:
