@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.families import write_tiny_hf
-from tests.parallel.layouts import train, train_and_tell, train_flags, write_tokens
+from tests.parallel.layouts import train, train_and_tell, train_flags
 from tests.parallel.pool import RankError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("parts")
-
-
-@pytest.fixture(scope="module")
-def data(folder) -> Path:
-    return write_tokens(folder / "data" / "tiny_text_document")
 
 
 @pytest.fixture(scope="module")
