@@ -10,6 +10,7 @@ import torch
 import mindspeed.megatron_adaptor  # noqa: F401  (before megatron.core is used)
 from mindspeed.device import get_device
 from mindspeed.errors import UserError
+from mindspeed_llm.checkpoint.metadata import DTYPES
 from mindspeed_llm.models.builder import build_model, import_layer_spec, transformer_config
 from mindspeed_llm.models.layout import PipelineLayout
 
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
     from mindspeed_llm.model_source import ResolvedModel
     from mindspeed_llm.models.gpt import GPTModel
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 def params_dtype(cfg: Config) -> torch.dtype:
     """The dtype that the model computes in."""
-    return DTYPES["bf16" if cfg.training.bf16 else "fp16" if cfg.training.fp16 else "fp32"]
+    return DTYPES[cfg.params_dtype]
 
 
 def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:

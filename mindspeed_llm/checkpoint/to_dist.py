@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class DistWriter:
 
     def nbytes(self) -> int:
         """Bytes of tensor data that will be written."""
-        return sum(stored.spec.nbytes for stored in self._stored())
+        return sum(stored.spec.nbytes for stored in self._stored)
 
     def tensors(self) -> int:
         """Number of tensors that will be written."""
@@ -116,7 +116,7 @@ class DistWriter:
         """Write the checkpoint's files into ``folder``; one that was begun is begun anew."""
         source, dtype = self._source, DTYPE_SHORT[self.main_dtype()]
         writer = _Writer(folder, single_file_per_rank=True, thread_count=1)
-        planner = _Planner(list(self._stored()), self._empty_states(), self._tensor, work)
+        planner = _Planner(self._stored, self._empty_states(), self._tensor, work)
         writer.set_up_storage_writer(is_coordinator=True)
         plan, metadata = planner.plan()
         (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(plan)])
@@ -130,13 +130,18 @@ class DistWriter:
         torch.save(common, folder / "common.pt")
         (folder / "metadata.json").write_text(json.dumps(BACKEND))
 
-    def _stored(self) -> Iterator[Stored]:
+    @cached_property
+    def _stored(self) -> list[Stored]:
+        """Every tensor with its place."""
+        found = []
         shape = self._source.shape
         for entry in self._source.entries():
             key, sizes, indices = sharded_place(entry, shape)
             dims = entry.split.part_dims(entry.dims(shape), self._whole)
             spec = TensorSpec(self._cast.of(entry).target(self._source.dtype(entry)), dims)
-            yield Stored(entry, key, (*sizes, *dims), (*indices, *(0 for _ in dims)), spec)
+            offsets = (*indices, *(0 for _ in dims))
+            found.append(Stored(entry, key, (*sizes, *dims), offsets, spec))
+        return found
 
     def _empty_states(self) -> list[str]:
         """Keys of what Megatron's linear layers store beside their weights, which is nothing.

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -83,11 +84,17 @@ class MegatronWriter:
 
     def nbytes(self) -> int:
         """Bytes of tensor data that will be written, over all files."""
-        return sum(spec.nbytes for spec in self._specs())
+        return self._totals[1]
 
     def tensors(self) -> int:
         """Number of tensors that will be written, over all files."""
-        return sum(1 for _ in self._specs())
+        return self._totals[0]
+
+    @cached_property
+    def _totals(self) -> tuple[int, int]:
+        """Tensors and bytes of all files: models with many experts have a great many of them."""
+        sizes = [spec.nbytes for spec in self._specs()]
+        return len(sizes), sum(sizes)
 
     def main_dtype(self) -> torch.dtype:
         """The type that most of the written weights have."""
