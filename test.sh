@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lint, format, types and tests.
 #
-#   ./test.sh                 # the quick tests: about two minutes on two cores
+#   ./test.sh                 # the quick tests: about seven minutes on two cores
 #   ./test.sh --all           # the slow ones too: what CI runs
 #   ./test.sh --soak          # only those that run for minutes each: by command alone
 #   ./test.sh --all -k tied   # other arguments go to pytest
