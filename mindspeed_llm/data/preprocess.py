@@ -19,7 +19,7 @@ from mindspeed_llm.console import box, say, warn
 from mindspeed_llm.data.encoder import Engine, EnginesDiffer, choose_engine, set_threads
 from mindspeed_llm.data.handlers import DEFAULT_HANDLER, GeneralPretrainHandler, get_handler
 from mindspeed_llm.data.indexed import IndexedWriter, bin_path, merge_indexed, token_dtype
-from mindspeed_llm.data.manifest import Manifest, merge_manifests
+from mindspeed_llm.data.manifest import Manifest, merge_manifests, note_of
 from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
 from mindspeed_llm.data.readers import BadRecords, Batch, find_inputs, read_batches
 from mindspeed_llm.data.tokenizer import Tokenizer, load_tokenizer
@@ -205,7 +205,7 @@ class Run:
             skipped_bad=self.bad.count,
             handler=self.options.handler_name or DEFAULT_HANDLER,
             key=key,
-            inputs=[str(path) for path in self.files],
+            inputs=tuple(map(note_of, self.files)),
             encoder=self.engine.name,
         )
 
