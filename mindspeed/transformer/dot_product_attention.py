@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from megatron.core import tensor_parallel
@@ -15,6 +16,8 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from mindspeed.ops.attention import attention
+from mindspeed.ops.packed_attention import packed_attention
+from mindspeed.transformer.packed import PackedRows, lengths_of
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 
@@ -74,18 +77,20 @@ class DotProductAttention(MegatronModule):
         Args:
             attention_mask: bool [b or 1, 1, sq, sk], True where a key is hidden.
             attn_mask_type: overrides the layer's (Megatron passes ``no_mask`` when decoding).
+            packed_seq_params: sequences of a row that do not see each other: a
+                :class:`~mindspeed.transformer.packed.PackedRows`, or Megatron's format "thd", in
+                which query, key and value have no dimension b, and the result is [t, heads/tp · d].
         """
-        if packed_seq_params is not None:
-            raise ValueError(
-                "packed sequences (packed_seq_params) are not supported by the local attention: "
-                "give a mask instead, or leave packing off"
-            )
         if attention_bias is not None:
             raise ValueError("attention_bias is not supported by the local attention")
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         causal = kind in _CAUSAL and (kind is AttnMaskType.causal or attention_mask is None)
         mask = None if causal or kind is AttnMaskType.no_mask else attention_mask
         dropout = self.dropout if self.training else 0.0
+        if packed_seq_params is not None:
+            if kind not in _CAUSAL:
+                raise ValueError(f"packed sequences need causal attention, not {kind.name}")
+            return self._packed(query, key, value, packed_seq_params, dropout)
         with self._random_state(dropout):
             return attention(
                 query,
@@ -98,6 +103,28 @@ class DotProductAttention(MegatronModule):
                 window=self.window,
                 softcap=self.softcap,
             )
+
+    def _packed(
+        self, query: Tensor, key: Tensor, value: Tensor, params: PackedSeqParams, dropout: float
+    ) -> Tensor:
+        lengths: Sequence[int]
+        if isinstance(params, PackedRows):
+            lengths, flat = params.lengths, False
+        else:
+            lengths, flat = lengths_of(params, query.shape[0]), True
+            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        with self._random_state(dropout):
+            context = packed_attention(
+                query,
+                key,
+                value,
+                lengths,
+                scale=self.softmax_scale,
+                dropout=dropout,
+                window=self.window,
+                softcap=self.softcap,
+            )
+        return context.squeeze(1) if flat else context
 
     def _random_state(self, dropout: float):
         """Heads differ between tensor-parallel ranks, and so must their dropout."""

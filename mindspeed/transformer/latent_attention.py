@@ -29,6 +29,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor, nn
 
 from mindspeed.device import get_device
+from mindspeed.transformer.packed import PackedRows
 
 
 class ReplicatedLinear(nn.Module):
@@ -60,7 +61,8 @@ class LatentSelfAttention(MultiLatentAttention):
     parallelism, else s.
 
     Raises:
-        ValueError: the input is packed, or comes with a key/value cache.
+        ValueError: the input comes with a key/value cache, or is packed in another way than
+            :class:`~mindspeed.transformer.packed.PackedRows`.
     """
 
     def __init__(
@@ -138,10 +140,10 @@ class LatentSelfAttention(MultiLatentAttention):
 
         The signature is that of Megatron's class.
         """
-        if packed_seq_params is not None or inference_context is not None:
-            raise ValueError(
-                "latent attention takes neither packed sequences nor a key/value cache here"
-            )
+        if inference_context is not None:
+            raise ValueError("latent attention takes no key/value cache here")
+        if packed_seq_params is not None and not isinstance(packed_seq_params, PackedRows):
+            raise ValueError("latent attention takes packed sequences as PackedRows only")
         config = self.config
         query_latent = hidden_states
         if config.q_lora_rank is not None:
@@ -150,7 +152,9 @@ class LatentSelfAttention(MultiLatentAttention):
         down, _ = self.linear_kv_down_proj(hidden_states)
         latent, rotated = down.split([config.kv_lora_rank, config.qk_pos_emb_head_dim], dim=-1)
         latent, rotated = self.kv_layernorm(latent), self._shared_by_ranks(rotated)
-        heads = partial(self._heads, angles_and_factor=self._angles(hidden_states))
+        heads = partial(
+            self._heads, angles_and_factor=self._angles(hidden_states, packed_seq_params)
+        )
         if self.recompute_up_proj:
             # The base class throws the output away and has it computed again in the backward pass.
             # (None, not False, is what keeps it from asking TransformerEngine for fp8.)
@@ -166,13 +170,12 @@ class LatentSelfAttention(MultiLatentAttention):
             return gather_from_sequence_parallel_region(rotated, group=self.tp_group)
         return copy_to_tensor_model_parallel_region(rotated, group=self.tp_group)
 
-    def _angles(self, hidden_states: Tensor) -> tuple[Tensor, float]:
-        """Rotary angles ``[s, 1, 1, d]``, and the factor of cosine and sine."""
-        length = self.rotary_pos_emb.get_rotary_seq_len(
-            None, None, hidden_states, self.config, None
-        )
-        found = self.rotary_pos_emb(length)
-        return found if self.config.rope_type == "yarn" else (found, 1.0)
+    def _angles(self, hidden_states: Tensor, packed: PackedRows | None) -> tuple[Tensor, float]:
+        """Rotary angles ``[s, 1 or b, 1, d]``, and the factor of cosine and sine."""
+        rotary, yarn = self.rotary_pos_emb, self.config.rope_type == "yarn"
+        length = rotary.get_rotary_seq_len(None, None, hidden_states, self.config, packed)
+        found, factor = rotary(length) if yarn else (rotary(length), 1.0)
+        return found if packed is None else packed.angles(lambda _: found), factor
 
     def _heads(
         self,

@@ -2,7 +2,8 @@
 
 ``GPTModel`` differs from Megatron's only in
 
-- rotary frequencies: every scaling of :mod:`mindspeed_llm.models.rope_scaling`;
+- rotary frequencies: every scaling of :mod:`mindspeed_llm.models.rope_scaling`, at the positions
+  of each sequence where rows hold several (:class:`~mindspeed.transformer.packed.PackedRows`);
 - factors of the embedding, and soft-capped logits;
 - the loss: computed from the hidden states in chunks of tokens, so that the fp32 logits of a
   whole batch never exist, and without the rows that only pad the vocabulary; that of layers which
@@ -17,11 +18,14 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, roll_tensor
 from torch import Tensor
 
 from mindspeed.ops.linear_cross_entropy import linear_cross_entropy
 from mindspeed.ops.soft_cap import soft_cap
+from mindspeed.transformer.packed import PackedRows
+from mindspeed_llm.models.rope_scaling import LongRope
 from mindspeed_llm.models.rotary import ScaledRotaryEmbedding
 from mindspeed_llm.models.shape import ModelShape
 
@@ -57,6 +61,17 @@ class GPTModel(MegatronGPTModel):
     def _scale_embedding(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
         # The factor is rounded to the model's type, as transformers does.
         return output * output.new_tensor(self.shape.embedding_multiplier_scale)
+
+    def _preprocess(
+        self, *args: Any, packed_seq_params: PackedSeqParams | None = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """As Megatron's: the decoder's input, the rotary angles, and what only inference has."""
+        made = super()._preprocess(*args, packed_seq_params=packed_seq_params, **kwargs)
+        if not isinstance(packed_seq_params, PackedRows) or made[1] is None:
+            return made
+        scaling = self.shape.rope_scaling
+        limit = scaling.original_max_position_embeddings if isinstance(scaling, LongRope) else None
+        return made[0], packed_seq_params.angles(self.rotary_pos_emb, limit), *made[2:]
 
     def _postprocess(
         self,
@@ -102,8 +117,9 @@ class GPTModel(MegatronGPTModel):
         layer_inputs: dict[str, Any],
     ) -> Tensor:
         """The same hidden states, with whose gradient that of the further losses comes."""
-        names = ("input_ids", "position_ids", "attention_mask", "rotary_pos_emb")
-        given = {name: layer_inputs[name] for name in names}
+        packed = layer_inputs["packed_seq_params"]
+        names = "input_ids position_ids attention_mask rotary_pos_emb packed_seq_params"
+        given = {name: layer_inputs[name] for name in names.split()}
         states = self.mtp(hidden_states=hidden_states, embedding=self.embedding, **given)
         layers = self.shape.mtp_num_layers
         hidden_states, *further = states.chunk(1 + layers)
@@ -111,7 +127,11 @@ class GPTModel(MegatronGPTModel):
         totals = []
         for state in further:
             labels, _ = roll_tensor(labels)
-            mask, count = roll_tensor(mask)
+            mask, _ = roll_tensor(mask)
+            if packed is not None:
+                # Beyond its end lies another sequence.
+                mask = mask.masked_fill(packed.ends, 0)
+            count = mask.sum()
             losses = self._losses(state, labels) * mask
             totals.append(torch.stack([losses.detach().sum(), count.float()]))
             if not self.config.calculate_per_token_loss:

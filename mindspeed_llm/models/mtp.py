@@ -8,7 +8,7 @@ Megatron keeps them on the last pipeline stage, beside a copy of the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +112,21 @@ def block_spec(config: TransformerConfig, layer: ModuleSpec) -> ModuleSpec | Non
         return None
     backend = MindSpeedSpecProvider()
     norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
+
+    class Layer(MultiTokenPredictionLayer):
+        """Megatron's layer, which recomputes packed sequences too."""
+
+        def _checkpointed_forward(self, forward_func: Callable[..., Any], **given: Any) -> Any:
+            # Only tensors can be saved for the backward pass.
+            packed = {"packed_seq_params": given["packed_seq_params"]}
+
+            def forward(*tensors: Any) -> Any:
+                return forward_func(**{**dict(zip(given, tensors, strict=True)), **packed})
+
+            return super()._checkpointed_forward(forward, **{**given, "packed_seq_params": None})
+
     one = ModuleSpec(
-        MultiTokenPredictionLayer,
+        Layer,
         submodules=MultiTokenPredictionLayerSubmodules(
             enorm=norm,
             hnorm=norm,

@@ -11,6 +11,7 @@ from torch import Tensor
 from mindspeed.ops import attention as attention_op
 from mindspeed.ops import cross_entropy as cross_entropy_op
 from mindspeed.ops import dispatch, linear_cross_entropy
+from mindspeed.ops import packed_attention as packed_attention_op
 from mindspeed.ops import rms_norm as rms_norm_op
 from mindspeed.ops import rope as rope_op
 from mindspeed.ops import swiglu as swiglu_op
@@ -252,3 +253,39 @@ def test_start_up_report_names_the_forms():
     dispatch.set_level(2)
     used = dispatch.ops_in_use()
     assert "sdpa" in used["attention"] and dispatch.REFERENCE not in used.values()
+
+
+LENGTHS = [7, 1, 12, 4, 8, 8]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "more", [{}, {"window": 3}, {"softcap": 2.0}, {"window": 5, "softcap": 2.0}], ids=str
+)
+def test_packed_attention(dtype, more):
+    """PACK-01: against one mask over all tokens; grouped heads, values of another width."""
+    q, k, v = (torch.randn(20, 2, *last, dtype=dtype) for last in ((4, 8), (2, 8), (2, 6)))
+
+    def function(q, k, v):
+        return packed_attention_op.packed_attention(q, k, v, LENGTHS, scale=0.3, **more)
+
+    assert function(q, k, v).shape == (20, 2, 24)
+    assert_same(function, [q, k, v], TOLERANCE[dtype])
+
+
+def test_packed_attention_needs_the_lengths_of_all_tokens():
+    q = torch.randn(20, 2, 4, 8)
+    with pytest.raises(ValueError, match="6 sequences of 40 tokens in 2 rows of 19"):
+        packed_attention_op.packed_attention(q[1:], q[1:], q[1:], LENGTHS, scale=1.0)
+
+
+def test_packed_attention_drops_weights_in_training():
+    q, k, v = (torch.randn(20, 2, 4, 8) for _ in range(3))
+    found = packed_attention_op.packed_attention(q, k, v, LENGTHS, scale=0.3, dropout=0.5)
+    plain = packed_attention_op.packed_attention(q, k, v, LENGTHS, scale=0.3)
+    assert not torch.allclose(found, plain)
+    many = [
+        packed_attention_op.packed_attention(q, k, v, LENGTHS, scale=0.3, dropout=0.5)
+        for _ in range(400)
+    ]
+    torch.testing.assert_close(torch.stack(many).mean(0), plain, rtol=0, atol=0.6)

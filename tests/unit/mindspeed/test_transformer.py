@@ -96,11 +96,27 @@ def test_attention_takes_an_explicit_mask_and_decodes():
 
 
 def test_attention_refuses_what_it_cannot_do():
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer.enums import AttnMaskType
+
     q, k, v = (torch.randn(6, 2, n, 8) for n in (4, 2, 2))
-    with pytest.raises(ValueError, match="packed sequences"):
-        core_attention()(q, k, v, None, packed_seq_params=object())
+    with pytest.raises(ValueError, match="packed sequences need causal attention, not no_mask"):
+        core_attention()(q, k, v, None, AttnMaskType.no_mask, packed_seq_params=PackedSeqParams())
     with pytest.raises(ValueError, match="only windows to the left"):
         core_attention(window_size=(3, 1))
+
+
+def test_attention_takes_megatron_s_packed_format():
+    """PACK-01: [t, heads, d] with the ends of the sequences; behind the last one is padding."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    q, k, v = (torch.randn(9, n, 8) for n in (4, 2, 2))
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=torch.tensor([0, 2, 7]))
+    owner = torch.tensor([0, 0, 1, 1, 1, 1, 1, 2, 2])
+    hidden = torch.ones(9, 9).triu(1).bool() | (owner[:, None] != owner)
+    expected = by_hand(*(x.unsqueeze(1) for x in (q, k, v)), hidden)
+    got = core_attention()(q, k, v, None, packed_seq_params=packed)
+    torch.testing.assert_close(got, expected.squeeze(1))
 
 
 @pytest.mark.parametrize("skip, windowed", [(None, True), (2, True), ([0, 1], False)])
