@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, flag
+from mindspeed_llm.flags.chat import ChatFlags
+from mindspeed_llm.flags.core import flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
 PACKED = "packed samples (documents that do not see each other)"
@@ -12,7 +13,7 @@ INSTRUCTION = "instruction data"
 
 
 @dataclass(frozen=True)
-class RawDataFlags(Group):
+class RawDataFlags(ChatFlags):
     """Flags that preprocessing and training spell alike."""
 
     handler_name: str = flag(
@@ -26,12 +27,6 @@ class RawDataFlags(Group):
     )
     pack: bool = flag(False, "Pack samples into rows.", effect=unsupported(INSTRUCTION))
     neat_pack: bool = flag(False, "Pack and keep samples apart.", effect=unsupported(INSTRUCTION))
-    enable_thinking: str | None = flag(
-        None,
-        "What becomes of thinking text.",
-        choices=("true", "false", "none"),
-        effect=unsupported(INSTRUCTION),
-    )
     map_keys: str | None = flag(None, "Column names as JSON.", effect=unsupported(INSTRUCTION))
     dataset_additional_keys: tuple[str, ...] = flag(
         (), "More columns to carry.", nargs="*", effect=unsupported(INSTRUCTION)

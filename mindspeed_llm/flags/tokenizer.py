@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mindspeed_llm.flags.core import Group, flag
 from mindspeed_llm.flags.status import part_of, unsupported
 
+DATA = frozenset({"preprocess", "pretrain"})
 MEGATRON_OWN = "Megatron's own tokenizers (use PretrainedFromHF)"
 
 
@@ -44,10 +45,15 @@ class TokenizerFlags(Group):
     vocab_file: str | None = flag(None, "Vocabulary file.", effect=unsupported(MEGATRON_OWN))
     merge_file: str | None = flag(None, "BPE merges.", effect=unsupported(MEGATRON_OWN))
     prompt_type: str | None = flag(
-        None, "Chat template by name.", effect=unsupported("chat templates")
+        None,
+        "How conversations are written: the name of a template, or auto for the tokenizer's own.",
+        tools=DATA,
     )
     prompt_type_path: str | None = flag(
-        None, "File of chat templates.", effect=part_of("prompt_type")
+        None,
+        "File of further templates (YAML or JSON).",
+        effect=part_of("prompt_type"),
+        tools=DATA,
     )
     tokenizer_padding_side: str = flag(
         "right",

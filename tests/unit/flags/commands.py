@@ -1,7 +1,6 @@
 """Command lines of the documents that users follow, as they stand there (paths filled in).
 
-``REFUSED`` maps a command to the spellings of it that ask for features which do not exist yet;
-the rest must be accepted.
+All must be accepted.
 """
 
 from __future__ import annotations
@@ -201,8 +200,4 @@ COMMANDS: dict[str, tuple[str, str]] = {
         --tokenizer-type PretrainedFromHF --workers 4 --log-interval 1000""",
     ),
     "qwen2.5 pretrain": ("pretrain", QWEN25_7B_PRETRAIN),
-}
-
-REFUSED: dict[str, tuple[str, ...]] = {
-    "qwen3 instruction data": ("--enable-thinking true", "--prompt-type qwen3"),
 }
