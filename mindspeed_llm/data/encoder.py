@@ -76,8 +76,13 @@ class Engine(ABC):
     fallback: Engine | None = None
 
     @abstractmethod
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of each text, as ``transformers``' ``tokenizer(text)`` gives them."""
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> Encoded:
+        """The ids of each text, as ``transformers``' ``tokenizer(text)`` gives them.
+
+        Args:
+            texts: the texts.
+            add_special_tokens: False for text that holds its special tokens already (a chat).
+        """
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Release processes."""
@@ -94,11 +99,13 @@ def concatenate(parts: Iterable[list[int]]) -> Encoded:
     return Encoded(np.frombuffer(ids, dtype=np.uint32), np.diff(np.array(ends, dtype=np.int64)))
 
 
-def encode_with_transformers(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
+def encode_with_transformers(
+    tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = True
+) -> Encoded:
     """The ids as ``transformers`` gives them, which is the measure for every engine."""
     # verbose warns of texts that are longer than the model's context: they are cut later.
     return concatenate(
-        tokenizer.hf(list(texts), add_special_tokens=True, verbose=False)["input_ids"]
+        tokenizer.hf(list(texts), add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     )
 
 
@@ -116,9 +123,11 @@ class TokenizersEngine(Engine):
         self._backend.no_padding()
         self.added_per_text = self._backend.num_special_tokens_to_add(False)
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> Encoded:
         """The ids of each text."""
-        encodings = self._backend.encode_batch_fast(list(texts))
+        encodings = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
         return concatenate(encoding.ids for encoding in encodings)
 
 
@@ -142,7 +151,7 @@ class FastokensEngine(Engine):
         self._batches = 0
         self.forget()
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> Encoded:
         """The ids of each text.
 
         Raises:
@@ -153,26 +162,26 @@ class FastokensEngine(Engine):
         if self.refused > max(100, MAX_REFUSED_SHARE * self._documents):
             # Its ids were right so far; looking for the texts it takes costs more than it gains.
             self.name = "fastokens, then tokenizers (fastokens refused many documents)"
-            return self._reference.encode(texts)
-        encoded = self._encode(texts)
+            return self._reference.encode(texts, add_special_tokens)
+        encoded = self._encode(texts, add_special_tokens)
         if texts:
-            self._check_one(texts, encoded)
+            self._check_one(texts, encoded, add_special_tokens)
         return encoded
 
     def forget(self) -> None:
         """Start the counts of documents and refusals anew."""
         self._documents = self.refused = 0
 
-    def _encode(self, texts: list[str]) -> Encoded:
+    def _encode(self, texts: list[str], special: bool) -> Encoded:
         try:
-            ids, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=True)
+            ids, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=special)
         except Exception:
             # It tells no type of error apart; halving finds the documents it cannot take.
             if len(texts) == 1:
                 self.refused += 1
-                return self._reference.encode(texts)
+                return self._reference.encode(texts, special)
             half = len(texts) // 2
-            left, right = self._encode(texts[:half]), self._encode(texts[half:])
+            left, right = self._encode(texts[:half], special), self._encode(texts[half:], special)
             return Encoded(
                 np.concatenate([left.ids, right.ids]),
                 np.concatenate([left.lengths, right.lengths]),
@@ -181,7 +190,7 @@ class FastokensEngine(Engine):
             np.frombuffer(ids, dtype="<u4"), np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
         )
 
-    def _check_one(self, texts: list[str], encoded: Encoded) -> None:
+    def _check_one(self, texts: list[str], encoded: Encoded, special: bool) -> None:
         self._batches += 1
         # A stride that is prime to most batch lengths picks another place each time. Long
         # documents are passed over: the check must stay a small share of the work.
@@ -192,7 +201,7 @@ class FastokensEngine(Engine):
                 return
         start = int(encoded.lengths[:index].sum())
         mine = encoded.ids[start : start + int(encoded.lengths[index])]
-        if not np.array_equal(mine, self._reference.encode([texts[index]]).ids):
+        if not np.array_equal(mine, self._reference.encode([texts[index]], special).ids):
             raise EnginesDiffer(f"the two engines differ on {texts[index][:60]!r}")
 
 
@@ -206,8 +215,8 @@ def _start_worker(folder: str, use_fast: bool, trust_remote_code: bool) -> None:
     _worker_tokenizer = load_hf_tokenizer(Path(folder), use_fast, trust_remote_code)
 
 
-def _encode_in_worker(texts: list[str]) -> Encoded:
-    return encode_with_transformers(_worker_tokenizer, texts)
+def _encode_in_worker(texts: list[str], add_special_tokens: bool) -> Encoded:
+    return encode_with_transformers(_worker_tokenizer, texts, add_special_tokens)
 
 
 class PythonEngine(Engine):
@@ -229,12 +238,13 @@ class PythonEngine(Engine):
             initargs=(str(tokenizer.folder), use_fast, trust_remote_code),
         )
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> Encoded:
+        """The ids of each text."""
         texts = list(texts)
         # A few shares per worker even out documents of unequal length.
         size = max(1, -(-len(texts) // (4 * self._workers)))
         shares = [texts[start : start + size] for start in range(0, len(texts), size)]
-        parts = list(self._pool.map(_encode_in_worker, shares))
+        parts = list(self._pool.map(_encode_in_worker, shares, [add_special_tokens] * len(shares)))
         if not parts:
             return concatenate([])
         return Encoded(
