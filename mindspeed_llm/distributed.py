@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -129,7 +130,11 @@ def seed_everything(seed: int, position: Position) -> None:
 
 
 def shutdown() -> None:
-    """Leave the process groups, and forget what Megatron keeps of a run."""
+    """Leave the process groups, and forget what Megatron keeps of a run.
+
+    The groups lie in cycles of references with the model; the threads that gloo keeps for each,
+    which wake up a hundred times a second, end only when those are collected.
+    """
     from megatron.core import parallel_state
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
@@ -137,6 +142,7 @@ def shutdown() -> None:
     if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
+    gc.collect()
 
 
 def _join(device: Device, timeout_minutes: int) -> None:

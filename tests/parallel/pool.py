@@ -36,6 +36,10 @@ class RankError(AssertionError):
     """A rank raised; the message holds its traceback."""
 
 
+# Each run leaves a thread of gloo behind that wakes up all the time, and a listening store.
+RUNS_PER_PROCESS = 100
+
+
 class Pool:
     """``size`` ranks that run module-level functions ``f(rank, world, **kwargs)`` together."""
 
@@ -44,11 +48,15 @@ class Pool:
         self._folder = tempfile.TemporaryDirectory()
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Any] = []
+        self._runs = 0
 
     def run(self, function: Callable, timeout: float = 180.0, **kwargs: Any) -> list[Any]:
         """Run ``function`` on every rank and return the results in rank order."""
+        if self._runs == RUNS_PER_PROCESS:
+            self.close()
         if not self._processes:
             self._start()
+        self._runs += 1
         target = (function.__module__, function.__qualname__)
         port = _free_port()
         for connection in self._connections:
@@ -79,7 +87,7 @@ class Pool:
             process.wait()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections = [], []
+        self._processes, self._connections, self._runs = [], [], 0
 
     def _start(self) -> None:
         address = str(Path(self._folder.name) / f"socket{os.getpid()}")
@@ -131,7 +139,8 @@ def _serve(address: str, rank: int, size: int) -> None:
 
 def _run_one(module: str, name: str, port: int, rank: int, size: int, kwargs: dict) -> Any:
     import torch
-    from megatron.core import parallel_state
+
+    from mindspeed_llm.distributed import shutdown
 
     os.environ |= {
         "RANK": str(rank),
@@ -148,9 +157,7 @@ def _run_one(module: str, name: str, port: int, rank: int, size: int, kwargs: di
     try:
         return function(rank, size, **kwargs)
     finally:
-        if torch.distributed.is_initialized():
-            parallel_state.destroy_model_parallel()
-            torch.distributed.destroy_process_group()
+        shutdown()
 
 
 if __name__ == "__main__":
