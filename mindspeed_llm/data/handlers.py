@@ -88,7 +88,7 @@ class GeneralPretrainHandler:
 
     def _skip(self, batch: Batch, index: int, count: int) -> None:
         self.skipped.empty += count
-        self.skipped.first = self.skipped.first or f"{batch.path}:{batch.positions[index]}"
+        self.skipped.first = self.skipped.first or batch.place(index)
 
 
 def with_end_tokens(encoded: Encoded, eod: int) -> Encoded:

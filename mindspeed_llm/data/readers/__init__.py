@@ -1,4 +1,4 @@
-"""Readers: texts with their places out of jsonl, json, parquet, arrow, csv and txt files.
+"""Readers: records with their places out of jsonl, json, parquet, arrow, csv and txt files.
 
 Every reader streams: it holds a few megabytes of its file, whatever the file's size.
 """
@@ -12,15 +12,27 @@ from mindspeed_llm.data.readers.columns import read_arrow, read_parquet
 from mindspeed_llm.data.readers.files import find_inputs, format_of
 from mindspeed_llm.data.readers.json_array import read_json
 from mindspeed_llm.data.readers.jsonl import read_jsonl
-from mindspeed_llm.data.readers.records import BadRecords, Batch
+from mindspeed_llm.data.readers.parts import Part, share_out, whole
+from mindspeed_llm.data.readers.records import BadRecords, Batch, Fields
 from mindspeed_llm.data.readers.text import read_csv, read_txt
 
-__all__ = ["BATCH_BYTES", "BadRecords", "Batch", "find_inputs", "format_of", "read_batches"]
+__all__ = [
+    "BATCH_BYTES",
+    "BadRecords",
+    "Batch",
+    "Fields",
+    "Part",
+    "find_inputs",
+    "format_of",
+    "read_batches",
+    "share_out",
+    "whole",
+]
 
 # Large enough that the cost of a batch is nothing, small enough that eight in flight are too.
 BATCH_BYTES = 4 << 20
 
-READERS: dict[str, Callable[[Path, Sequence[str], BadRecords, int], Iterator[Batch]]] = {
+READERS: dict[str, Callable[[Part, Fields, BadRecords, int], Iterator[Batch]]] = {
     "jsonl": read_jsonl,
     "json": read_json,
     "parquet": read_parquet,
@@ -31,20 +43,22 @@ READERS: dict[str, Callable[[Path, Sequence[str], BadRecords, int], Iterator[Bat
 
 
 def read_batches(
-    files: Sequence[Path],
-    keys: Sequence[str],
+    files: Sequence[Path | Part],
+    wanted: Fields | Sequence[str],
     bad: BadRecords,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[Batch]:
     """Yield the records of ``files`` in order, in batches of about ``batch_bytes``.
 
     Args:
-        files: of the formats that :func:`find_inputs` knows.
-        keys: the columns to read; for nested ones a dotted path.
+        files: whole or in part, of the formats that :func:`find_inputs` knows.
+        wanted: the columns to read; names alone stand for texts that every record has.
         bad: what to do with a record that cannot be used.
 
     Raises:
         UserError: an unreadable file, a missing column, or a bad record that is not skipped.
     """
-    for path in files:
-        yield from READERS[str(format_of(path))](path, keys, bad, batch_bytes)
+    fields = wanted if isinstance(wanted, Fields) else Fields(tuple(wanted))
+    for file in files:
+        part = file if isinstance(file, Part) else Part(file)
+        yield from READERS[str(format_of(part.path))](part, fields, bad, batch_bytes)

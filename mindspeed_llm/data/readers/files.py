@@ -86,10 +86,14 @@ class InputFile:
     """A file's decompressed bytes, with the count of those read from the disk.
 
     A truncated or damaged compressed file raises :class:`UserError`, it does not just end early.
+
+    Args:
+        start, stop: the bytes of an uncompressed file to give; all by default.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
         self.path = path
+        self._start, self._stop = start, stop
         try:
             self._raw: BinaryIO = open(path, "rb")  # noqa: SIM115 (closed by close)
         except OSError as error:
@@ -100,14 +104,20 @@ class InputFile:
             import pyarrow
 
             self._stream = pyarrow.input_stream(self._raw, compression=compression)
+        elif start:
+            self._raw.seek(start)
 
     @property
     def position(self) -> int:
         """Bytes of the file on disk that have been read."""
-        return self._raw.tell() if not self._raw.closed else self.path.stat().st_size
+        end = self._raw.tell() if not self._raw.closed else self.path.stat().st_size
+        return end - self._start
 
     def read(self, size: int = -1, /) -> bytes:
         """Read up to ``size`` decompressed bytes, or all."""
+        if self._stop is not None:
+            left = max(0, self._stop - self._raw.tell())
+            size = left if size < 0 else min(size, left)
         try:
             return self._stream.read(size)
         except (OSError, ValueError) as error:

@@ -4,52 +4,60 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.data.readers.files import InputFile
-from mindspeed_llm.data.readers.jsonl import duplicate_keys, read_jsonl, texts_of
-from mindspeed_llm.data.readers.records import BadRecords, Batch, Builder, json_kind
+from mindspeed_llm.data.readers.jsonl import duplicate_keys, fault_inside, read_jsonl
+from mindspeed_llm.data.readers.parts import Part
+from mindspeed_llm.data.readers.records import (
+    BadRecords,
+    Batch,
+    Builder,
+    Fields,
+    json_kind,
+    values_of,
+)
 
 SPACES = " \t\r\n"
 
 
-def read_json(
-    path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int
-) -> Iterator[Batch]:
-    """Yield the texts under ``keys`` of each object of the file, in order.
+def read_json(part: Part, fields: Fields, bad: BadRecords, batch_bytes: int) -> Iterator[Batch]:
+    """Yield the wanted values of each object of the file, in order.
 
     Raises:
         UserError: broken syntax, also when bad records are skipped: after it nobody can tell
             where the next record starts.
     """
-    with InputFile(path) as file:
-        text = JsonText(path, file, batch_bytes)
+    with InputFile(part.path) as file:
+        text = JsonText(part.path, file, batch_bytes)
         if text.peek() != "[":
-            yield from read_jsonl(path, keys, bad, batch_bytes)
+            yield from read_jsonl(part, fields, bad, batch_bytes)
             return
-        builder = Builder(path, keys, batch_bytes)
+        builder = Builder(part.path, fields, batch_bytes)
         before = 0
         for position, record, source in text.elements():
-            fault = fault_of(record, source, keys)
-            texts, fault = ([], fault) if fault else texts_of(record, keys)
+            fault = fault_of(record, source, fields)
+            values, fault = ([], fault) if fault else values_of(record, fields)
             if fault:
-                bad.reject(path, position, fault)
+                bad.reject(f"{part.path}:{position}", fault)
                 continue
-            builder.add(position, texts)
+            builder.add(position, values, None if fields.text else len(source))
             if builder.full:
                 consumed, before = file.position - before, file.position
                 yield builder.take(consumed)
         yield builder.take(file.position - before)
 
 
-def fault_of(record: Any, source: str, keys: Sequence[str]) -> str:
+def fault_of(record: Any, source: str, fields: Fields) -> str:
     """What makes an array element no proper record; empty if nothing does."""
     if not isinstance(record, dict):
         return f"the array holds {json_kind(record)}, not an object"
-    for key in keys:
+    if not fields.text:
+        return fault_inside(record, source.encode("utf-8", "surrogatepass"))
+    for key in fields.names:
         name = key.split(".")[-1]
         if source.count(f'"{name}"') > 1 and name in duplicate_keys(source):
             return f'the key "{name}" stands twice in one object'

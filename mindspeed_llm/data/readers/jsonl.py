@@ -4,42 +4,59 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from mindspeed_llm.data.readers.files import InputFile
-from mindspeed_llm.data.readers.records import BadRecords, Batch, Builder, checked_text, json_kind
+from mindspeed_llm.data.readers.parts import LinesAfter, Part, line_start
+from mindspeed_llm.data.readers.records import (
+    BadRecords,
+    Batch,
+    Builder,
+    Fields,
+    getter_of,
+    json_kind,
+    values_of,
+)
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_jsonl(
-    path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int
-) -> Iterator[Batch]:
-    """Yield the texts under ``keys`` of a .jsonl file; a blank line is a record of nulls.
+def read_jsonl(part: Part, fields: Fields, bad: BadRecords, batch_bytes: int) -> Iterator[Batch]:
+    """Yield the wanted values of a .jsonl file; a blank line is a record of nulls.
 
     A key with dots that is no key of the object itself is a path through nested objects.
     """
-    quoted = [orjson.dumps(key.split(".")[-1]) for key in keys]
-    getters = [getter_of(key) for key in keys]
-    with InputFile(path) as file:
+    quoted = [orjson.dumps(key.split(".")[-1]) for key in fields.names] if fields.text else []
+    getters = {key: _getter(key, fields) for key in fields.names}
+    for block, lines, positions, consumed in numbered_blocks(part, batch_bytes):
+        columns = _whole_block(block, lines, fields, quoted, getters)
+        if columns is not None:
+            yield Batch(part.path, columns, positions, consumed)
+        else:
+            yield _line_by_line(part.path, lines, positions, fields, bad, consumed)
+
+
+def numbered_blocks(
+    part: Part, block_bytes: int
+) -> Iterator[tuple[bytes, list[bytes], Sequence[int], int]]:
+    """Yield runs of lines: as a whole, each, their numbers, and the bytes read for them."""
+    start = line_start(part.path, part.start)
+    stop = None if part.stop is None else line_start(part.path, part.stop)
+    with InputFile(part.path, start, stop) as file:
         first = 1
         before = 0
-        for block in line_blocks(file, batch_bytes):
+        for block in line_blocks(file, block_bytes):
             lines = block.split(b"\n")
             if not lines[-1]:
                 lines.pop()
             consumed, before = file.position - before, file.position
-            positions = range(first, first + len(lines))
+            numbers = range(first, first + len(lines))
             first += len(lines)
-            columns = _whole_block(block, lines, keys, quoted, getters)
-            if columns is not None:
-                yield Batch(path, columns, positions, consumed)
-            else:
-                yield _line_by_line(path, lines, positions, keys, bad, consumed)
+            positions = LinesAfter(part.path, start, numbers) if start else numbers
+            yield block, lines, positions, consumed
 
 
 def line_blocks(file: InputFile, block_bytes: int) -> Iterator[bytes]:
@@ -60,32 +77,30 @@ def line_blocks(file: InputFile, block_bytes: int) -> Iterator[bytes]:
         yield rest
 
 
-def getter_of(key: str) -> Callable[[Any], Any]:
-    """A function that takes the value under ``key`` (or its dotted path) out of an object.
-
-    It raises KeyError where there is none, TypeError where the path meets something else.
-    """
+def _getter(key: str, fields: Fields) -> Callable[[Any], Any]:
+    """As :func:`getter_of`; gives None for an optional key that is not there."""
+    get = getter_of(key)
+    if key not in fields.optional:
+        return get
     if "." not in key:
-        return itemgetter(key)
-    steps = key.split(".")
+        return lambda record: record.get(key)
 
-    def get(record: Any) -> Any:
-        if key in record:
-            return record[key]
-        for step in steps:
-            record = record[step]
-        return record
+    def or_none(record: Any) -> Any:
+        try:
+            return get(record)
+        except (KeyError, TypeError, IndexError):
+            return None
 
-    return get
+    return or_none
 
 
 def _whole_block(
     block: bytes,
     lines: list[bytes],
-    keys: Sequence[str],
+    fields: Fields,
     quoted: Sequence[bytes],
-    getters: Sequence[Callable[[Any], Any]],
-) -> dict[str, list[str | None]] | None:
+    getters: dict[str, Callable[[Any], Any]],
+) -> dict[str, list[Any]] | None:
     """The columns of a block in which nothing is wrong, else None.
 
     Inside a JSON string a quote is escaped, so ``"text"`` in the bytes is a key or a whole
@@ -95,10 +110,11 @@ def _whole_block(
         return None
     try:
         records = [orjson.loads(line) for line in lines]
-        columns = {
-            key: [get(record) for record in records] for key, get in zip(keys, getters, strict=True)
-        }
-    except (ValueError, KeyError, TypeError, IndexError):
+        columns = {key: [get(record) for record in records] for key, get in getters.items()}
+        if not fields.text:
+            once = quotes(orjson.dumps(records)) == quotes(block)
+            return columns if once and set(map(type, records)) <= {dict} else None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     for column in columns.values():
         if set(map(type, column)) - {str}:
@@ -106,30 +122,52 @@ def _whole_block(
     return columns
 
 
+def quotes(document: bytes) -> int:
+    """Quotes that begin or end a string of a JSON document, about.
+
+    A document and what is written of it after parsing have as many, unless a key stood twice in
+    one object (the parser keeps the last). Rare escapes differ too; then one looks closer.
+    """
+    return document.count(b'"') - document.count(b'\\"')
+
+
+def fault_inside(record: Any, source: bytes) -> str:
+    """A key that stands twice in an object of a record, or text that is not valid Unicode."""
+    try:
+        written = orjson.dumps(record)
+    except (TypeError, ValueError) as error:
+        return f"the record holds what is not valid Unicode or JSON ({error})"
+    if quotes(written) != quotes(source):
+        twice = duplicate_keys(source)
+        if twice:
+            return f'the key "{min(twice)}" stands twice in one object'
+    return ""
+
+
 def _line_by_line(
     path: Path,
     lines: list[bytes],
     positions: Sequence[int],
-    keys: Sequence[str],
+    fields: Fields,
     bad: BadRecords,
     consumed: int,
 ) -> Batch:
     """The columns of a block in which some lines may be blank or wrong."""
-    builder = Builder(path, keys, batch_bytes=0)
+    builder = Builder(path, fields, batch_bytes=0)
     for position, line in zip(positions, lines, strict=True):
         if not line.strip():
-            builder.add(position, [None] * len(keys))
+            builder.add(position, [None] * len(fields.names))
             continue
-        record, fault = parse_object(line, keys)
-        texts, fault = ([], fault) if fault else texts_of(record, keys)
+        record, fault = parse_object(line, fields)
+        values, fault = ([], fault) if fault else values_of(record, fields)
         if fault:
-            bad.reject(path, position, fault)
+            bad.reject(f"{path}:{position}", fault)
         else:
-            builder.add(position, texts)
+            builder.add(position, values, len(line))
     return builder.take(consumed)
 
 
-def parse_object(line: bytes, keys: Sequence[str]) -> tuple[Any, str]:
+def parse_object(line: bytes, fields: Fields) -> tuple[Any, str]:
     """Parse one JSON object; return it and what is wrong (empty if nothing is)."""
     try:
         record = orjson.loads(line)
@@ -141,7 +179,9 @@ def parse_object(line: bytes, keys: Sequence[str]) -> tuple[Any, str]:
             return None, f"not one JSON object ({_without_line(error)})"
     if not isinstance(record, dict):
         return None, f"{json_kind(record)}, not a JSON object"
-    for key in keys:
+    if not fields.text:
+        return record, fault_inside(record, line)
+    for key in fields.names:
         name = key.split(".")[-1]
         if line.count(orjson.dumps(name)) > 1 and name in duplicate_keys(line):
             return None, f'the key "{name}" stands twice in one object'
@@ -166,19 +206,3 @@ def duplicate_keys(document: bytes | str) -> set[str]:
 
     json.loads(document, object_pairs_hook=note)
     return twice
-
-
-def texts_of(record: dict[str, Any], keys: Sequence[str]) -> tuple[list[str | None], str]:
-    """Take the texts under ``keys`` out of a record; also what is wrong (empty if nothing is)."""
-    texts: list[str | None] = []
-    for key in keys:
-        try:
-            value = getter_of(key)(record)
-        except (KeyError, TypeError, IndexError):
-            known = ", ".join(f'"{name}"' for name in list(record)[:8]) or "none"
-            return [], f'no key "{key}" (keys: {known}); name the right one with --json-keys'
-        text, fault = checked_text(value, key)
-        if fault:
-            return [], fault
-        texts.append(text)
-    return texts, ""

@@ -10,40 +10,34 @@ from pathlib import Path
 
 from mindspeed.errors import UserError
 from mindspeed_llm.data.readers.files import InputFile
-from mindspeed_llm.data.readers.jsonl import line_blocks
-from mindspeed_llm.data.readers.records import BadRecords, Batch, Builder, checked_text
+from mindspeed_llm.data.readers.jsonl import numbered_blocks
+from mindspeed_llm.data.readers.parts import Part
+from mindspeed_llm.data.readers.records import BadRecords, Batch, Builder, Fields, checked_text
 
 TEXT_COLUMN = "text"
 
 
-def read_txt(path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int) -> Iterator[Batch]:
+def read_txt(part: Part, fields: Fields, bad: BadRecords, batch_bytes: int) -> Iterator[Batch]:
     """Yield each line of a text file as a document in the one column "text"."""
-    if list(keys) != [TEXT_COLUMN]:
+    if fields.names != (TEXT_COLUMN,):
         raise UserError(
-            f'{path}: a .txt file has the one column "{TEXT_COLUMN}", a document a line; '
-            f"--json-keys asks for {' '.join(keys)}."
+            f'{part.path}: a .txt file has the one column "{TEXT_COLUMN}", a document a line; '
+            f"{fields.flag} asks for {' '.join(fields.names)}."
         )
-    with InputFile(path) as file:
-        first = 1
-        before = 0
-        for block in line_blocks(file, batch_bytes):
-            lines = block.split(b"\n")
-            if not lines[-1]:
-                lines.pop()
-            builder = Builder(path, keys, batch_bytes)
-            for position, line in enumerate(lines, first):
-                try:
-                    builder.add(position, [line.removesuffix(b"\r").decode("utf-8")])
-                except UnicodeDecodeError as error:
-                    bad.reject(path, position, f"not UTF-8 ({error.reason})")
-            first += len(lines)
-            consumed, before = file.position - before, file.position
-            yield builder.take(consumed)
+    for _, lines, positions, consumed in numbered_blocks(part, batch_bytes):
+        builder = Builder(part.path, fields, batch_bytes)
+        for index, line in enumerate(lines):
+            try:
+                builder.add(positions[index], [line.removesuffix(b"\r").decode("utf-8")])
+            except UnicodeDecodeError as error:
+                bad.reject(f"{part.path}:{positions[index]}", f"not UTF-8 ({error.reason})")
+        yield builder.take(consumed)
 
 
-def read_csv(path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int) -> Iterator[Batch]:
-    """Yield the columns ``keys`` of a CSV file whose first line names its columns."""
+def read_csv(part: Part, fields: Fields, bad: BadRecords, batch_bytes: int) -> Iterator[Batch]:
+    """Yield the wanted columns of a CSV file whose first line names its columns."""
     csv.field_size_limit(sys.maxsize)
+    path = part.path
     with InputFile(path) as file:
         # surrogateescape lets a bad byte reach the check of its own record, with its line.
         lines = io.TextIOWrapper(
@@ -57,21 +51,21 @@ def read_csv(path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int)
             header = next(rows, [])
         except csv.Error as error:
             raise UserError(f"{path}:1: the header line is broken ({error}).") from error
-        wanted = [_index_of(path, header, key) for key in keys]
-        builder = Builder(path, keys, batch_bytes)
+        wanted = [_index_of(path, header, key, fields) for key in fields.names]
+        builder = Builder(path, fields, batch_bytes)
         before = 0
         while True:
             position = rows.line_num + 1
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                bad.reject(path, position, f"not a CSV record ({error})")
+                bad.reject(f"{path}:{position}", f"not a CSV record ({error})")
                 continue
             if row is None:
                 break
             texts, fault = _texts(row, header, wanted)
             if fault:
-                bad.reject(path, position, fault)
+                bad.reject(f"{path}:{position}", fault)
                 continue
             builder.add(position, texts)
             if builder.full:
@@ -81,7 +75,7 @@ def read_csv(path: Path, keys: Sequence[str], bad: BadRecords, batch_bytes: int)
 
 
 def _texts(
-    row: list[str], header: list[str], wanted: Sequence[int]
+    row: list[str], header: list[str], wanted: Sequence[int | None]
 ) -> tuple[list[str | None], str]:
     """The wanted fields of a row, and what is wrong with it (empty if nothing is)."""
     if not row:
@@ -90,6 +84,9 @@ def _texts(
         return [], f"the record has {len(row)} fields, the header {len(header)}"
     texts: list[str | None] = []
     for index in wanted:
+        if index is None:
+            texts.append(None)
+            continue
         text, fault = checked_text(row[index], header[index])
         if fault:
             return [], fault
@@ -97,14 +94,16 @@ def _texts(
     return texts, ""
 
 
-def _index_of(path: Path, header: list[str], key: str) -> int:
+def _index_of(path: Path, header: list[str], key: str, fields: Fields) -> int | None:
     found = [index for index, name in enumerate(header) if name.strip() == key]
     if len(found) == 1:
         return found[0]
+    if not found and key in fields.optional:
+        return None
     what = f"stands {len(found)} times in" if found else "is not in"
     raise UserError(
         f'{path}:1: the column "{key}" {what} the header line: {", ".join(header[:12]) or "empty"}.'
-        " Name a column with --json-keys."
+        f" Name a column with {fields.flag}."
     )
 
 
