@@ -137,8 +137,12 @@ def shutdown() -> None:
     """
     from megatron.core import parallel_state
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
     get_moe_layer_wise_logging_tracker().clear()
+    for dispatcher in (o for o in gc.get_objects() if isinstance(o, MoETokenDispatcher)):
+        # It keeps tensors of its last call, and their graph, unseen by the collector, the model.
+        vars(dispatcher).clear()
     if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()

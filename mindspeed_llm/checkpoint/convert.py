@@ -70,7 +70,7 @@ def _to_megatron(flags: ConvertFlags, lora: LoraFlags, load: Path, save: Path) -
     training, training_notes = training_state(flags, source, merges=weights is not source)
     writer: DistWriter | MegatronWriter
     if flags.ckpt_format == "torch_dist":
-        writer = DistWriter(weights, layout, cast)
+        writer = DistWriter(weights, layout, cast, training)
     else:
         writer = MegatronWriter(weights, layout, cast, training)
     writer.check()

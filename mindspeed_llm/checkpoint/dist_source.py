@@ -8,9 +8,10 @@ one (``decoder.layers.3.mlp…``), and so are experts (``mlp.experts.experts.lin
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -35,6 +36,8 @@ from mindspeed_llm.models.splits import Cut, TensorParallel
 _MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.", "mtp.")
 _LAYER = re.compile(r"^(decoder\.layers)\.(\d+)\.")
 _EXPERT = re.compile(r"(\.experts)\.local_experts\.(\d+)\.")
+_STATE = re.compile(r"optimizer\.state\.(\w+)\.(?:embedding|decoder|output_layer|mtp)\.")
+_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
 _CHECKPOINT = "torch.distributed.checkpoint"
 # Pairs, not modules: a module also holds what it imports (``os``, for one).
 _SAFE_CLASSES = {
@@ -60,10 +63,21 @@ _SAFE_CLASSES = {
 }
 
 
+def state_prefix(state: str) -> str:
+    """What stands before a weight's key in that of one of its optimizer states."""
+    return f"optimizer.state.{state}"
+
+
+def stored_states(keys: Iterable[str]) -> set[str]:
+    """Names of the optimizer states among the keys of a checkpoint."""
+    return {match[1] for match in map(_STATE.match, keys) if match}
+
+
 class DistSource(WeightSource):
     """Global tensors, read chunk by chunk."""
 
     kind = "torch_dist"
+    _prefix = ""
 
     def __init__(
         self, root: Path, iteration: paths.Iteration, hf_cfg_dir: Path | str | None = None
@@ -74,8 +88,9 @@ class DistSource(WeightSource):
         common = load_file(self.path / "common.pt")
         if "args" not in common:
             raise UserError(f"{self.path}/common.pt holds no args; its model shape is unknown")
+        self.common, self.args = common, common["args"]
         vocab_size = side_files.vocab_size(self.side_folder)
-        self.family, self.shape, self.layout = read_metadata(common["args"], vocab_size)
+        self.family, self.shape, self.layout = read_metadata(self.args, vocab_size)
 
     @cached_property
     def _reader(self) -> FileSystemReader:
@@ -86,18 +101,38 @@ class DistSource(WeightSource):
     @property
     def holds_optimizer(self) -> bool:
         """Whether an optimizer's state lies beside the weights."""
-        keys = self._reader.read_metadata().state_dict_metadata
-        # Experts have an optimizer of their own where they are spread over ranks.
-        return any(key.startswith("optimizer.") or ".optimizer." in key for key in keys)
+        return any(map(_OPTIMIZER.match, self._keys))
+
+    @property
+    def states(self) -> set[str]:
+        """Names of the optimizer's states that are stored as the weights are."""
+        return stored_states(self._keys)
+
+    def of_state(self, state: str) -> DistSource:
+        """A source of one of the optimizer's states, which are named and stored as weights."""
+        other = copy.copy(self)
+        other.__dict__.pop("_stored", None)
+        other._prefix = f"{state_prefix(state)}."
+        return other
+
+    def has(self, entry: Mapping) -> bool:
+        """Whether the entry is there; an optimizer has no state of what it does not train."""
+        return self._place(entry) is not None
+
+    @property
+    def _keys(self) -> Iterable[str]:
+        return self._reader.read_metadata().state_dict_metadata
 
     @cached_property
     def _stored(self) -> dict[str, tuple[str, TensorStorageMetadata]]:
         """Canonical name -> (stored key, description) of the model's weights."""
         items = self._reader.read_metadata().state_dict_metadata.items()
+        start = len(self._prefix)
         return {
-            canonical_name(key): (key, value)
+            canonical_name(key[start:]): (key, value)
             for key, value in items
-            if key.startswith(_MODEL_PREFIXES)
+            if key.startswith(self._prefix)
+            and key.startswith(_MODEL_PREFIXES, start)
             and is_weight(key)
             and isinstance(value, TensorStorageMetadata)
         }

@@ -33,12 +33,13 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from mindspeed_llm.checkpoint.casting import Caster
+from mindspeed_llm.checkpoint.dist_source import state_prefix
 from mindspeed_llm.checkpoint.metadata import DTYPE_SHORT, CheckpointLayout, checkpoint_args
 from mindspeed_llm.checkpoint.placement import sharded_place
 from mindspeed_llm.checkpoint.planned_file import TensorSpec
 from mindspeed_llm.checkpoint.source import WeightSource, check_types
 from mindspeed_llm.checkpoint.to_megatron import CHECKPOINT_VERSION
-from mindspeed_llm.checkpoint.training_state import ITERATION
+from mindspeed_llm.checkpoint.training_state import WEIGHTS_ONLY, TrainingState
 from mindspeed_llm.checkpoint.work import Work
 from mindspeed_llm.models.mapping import Mapping
 from mindspeed_llm.models.splits import REPLICATED
@@ -59,6 +60,8 @@ BACKEND = {
 class Stored:
     """One tensor, and where it goes: a range of the stored tensor ``key``."""
 
+    source: WeightSource
+    cast: Caster
     entry: Mapping
     key: str
     size: tuple[int, ...]
@@ -86,11 +89,19 @@ class DistWriter:
     Args:
         source: where the weights come from.
         layout: what the checkpoint says of itself; vocabulary and heads are padded for it.
-        cast: the type change.
+        cast: the type change; an optimizer's states keep theirs.
+        training: what else the checkpoint holds.
     """
 
-    def __init__(self, source: WeightSource, layout: CheckpointLayout, cast: Caster) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        layout: CheckpointLayout,
+        cast: Caster,
+        training: TrainingState = WEIGHTS_ONLY,
+    ) -> None:
         self._source = source
+        self._training = training
         self._layout = layout
         self._cast = cast
         # One rank that has everything, with the padding of all.
@@ -106,7 +117,7 @@ class DistWriter:
 
     def tensors(self) -> int:
         """Number of tensors that will be written."""
-        return len(self._source.entries())
+        return len(self._stored)
 
     def main_dtype(self) -> torch.dtype:
         """The type that most of the written weights have."""
@@ -122,10 +133,13 @@ class DistWriter:
         (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(plan)])
         results = writer.write_data(plan, planner).wait()
         writer.finish(metadata, [results])
+        args = checkpoint_args(source.family, source.shape, self._layout, dtype)
+        self._training.complete(args)
         common = {
-            "args": checkpoint_args(source.family, source.shape, self._layout, dtype),
+            "args": args,
             "checkpoint_version": CHECKPOINT_VERSION,
-            "iteration": ITERATION,
+            "iteration": self._training.iteration,
+            **self._training.common,
         }
         torch.save(common, folder / "common.pt")
         (folder / "metadata.json").write_text(json.dumps(BACKEND))
@@ -133,14 +147,21 @@ class DistWriter:
     @cached_property
     def _stored(self) -> list[Stored]:
         """Every tensor with its place."""
+        found = self._of(self._source, self._cast, "")
+        for name, states in self._training.states.items():
+            found += self._of(states, Caster(None), f"{state_prefix(name)}.")
+        return found
+
+    def _of(self, source: WeightSource, cast: Caster, prefix: str) -> list[Stored]:
         found = []
-        shape = self._source.shape
-        for entry in self._source.entries():
+        shape = source.shape
+        for entry in filter(source.has, source.entries()):
             key, sizes, indices = sharded_place(entry, shape)
             dims = entry.split.part_dims(entry.dims(shape), self._whole)
-            spec = TensorSpec(self._cast.of(entry).target(self._source.dtype(entry)), dims)
+            spec = TensorSpec(cast.of(entry).target(source.dtype(entry)), dims)
             offsets = (*indices, *(0 for _ in dims))
-            found.append(Stored(entry, key, (*sizes, *dims), offsets, spec))
+            size = (*sizes, *dims)
+            found.append(Stored(source, cast, entry, prefix + key, size, offsets, spec))
         return found
 
     def _empty_states(self) -> list[str]:
@@ -158,8 +179,8 @@ class DistWriter:
         return keys
 
     def _tensor(self, stored: Stored) -> Tensor:
-        rows = self._source.part_rows(stored.entry, self._whole)
-        tensor = stack_rows(self._cast.of(stored.entry)(stored.entry.megatron, rows))
+        rows = stored.source.part_rows(stored.entry, self._whole)
+        tensor = stack_rows(stored.cast.of(stored.entry)(stored.entry.megatron, rows))
         leading = len(stored.size) - len(stored.spec.dims)
         return tensor.contiguous().view((1,) * leading + tuple(tensor.shape))
 

@@ -184,7 +184,7 @@ class MegatronWriter:
         source = self._source
         dtype = DTYPE_SHORT[self.main_dtype()]
         args = checkpoint_args(source.family, source.shape, self._layout, dtype)
-        vars(args).update({k: v for k, v in self._training.args.items() if k not in args})
+        self._training.complete(args)
         content = {
             "args": args,
             "checkpoint_version": CHECKPOINT_VERSION,

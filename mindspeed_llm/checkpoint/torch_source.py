@@ -95,6 +95,11 @@ class TorchSource(WeightSource):
         matches = map(_STATE.match, self._file(self.first_folder))
         return {match[1] for match in matches if match}
 
+    @property
+    def holds_optimizer(self) -> bool:
+        """Whether an optimizer's state lies beside the weights."""
+        return bool(self.states)
+
     def of_state(self, state: str) -> TorchSource:
         """A source of one of the optimizer's states, which are named and divided as weights."""
         other = copy.copy(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,11 @@ class TrainingState:
     iteration: int = ITERATION
     common: dict[str, Any] = field(default_factory=dict)
     args: dict[str, Any] = field(default_factory=dict)
-    states: dict[str, TorchSource] = field(default_factory=dict)
+    states: dict[str, TorchSource | DistSource] = field(default_factory=dict)
+
+    def complete(self, args: Namespace) -> None:
+        """Add to the args of a checkpoint what only the run knew."""
+        vars(args).update({key: value for key, value in self.args.items() if key not in args})
 
 
 WEIGHTS_ONLY = TrainingState()
@@ -48,11 +53,7 @@ def training_state(
     Raises:
         UserError: if a state is there, cannot go along, and the flags do not say to leave it out.
     """
-    if isinstance(source, DistSource):
-        held = source.holds_optimizer
-    else:
-        held = isinstance(source, TorchSource) and bool(source.states)
-    if not held:
+    if not isinstance(source, TorchSource | DistSource) or not source.holds_optimizer:
         return WEIGHTS_ONLY, []
     if flags.no_save_optim:
         return WEIGHTS_ONLY, ["left out  the optimizer's state (--no-save-optim)"]
@@ -62,7 +63,7 @@ def training_state(
             f"{source.path} holds an optimizer's state, which does not go along {reason}; "
             "--no-save-optim leaves it out and converts the weights"
         )
-    assert isinstance(source, TorchSource) and source.iteration is not None
+    assert source.iteration is not None
     common = source.common
     state = TrainingState(
         iteration=source.iteration,
@@ -74,11 +75,9 @@ def training_state(
     return state, [f"optimizer {names}: resharded; random generators start afresh"]
 
 
-def _obstacle(flags: ConvertFlags, source: WeightSource, merges: bool) -> str:
-    if isinstance(source, DistSource):
-        return "from torch_dist (training loads that format at any layout as it is)"
-    if flags.ckpt_format == "torch_dist":
-        return "to torch_dist"
+def _obstacle(flags: ConvertFlags, source: TorchSource | DistSource, merges: bool) -> str:
+    if not source.states or "step" not in source.common.get("optimizer", {}):
+        return "as another program stored it"
     if flags.params_dtype is not None:
         return "with --params-dtype"
     return "with an adapter that is merged" if merges else ""

@@ -37,7 +37,7 @@ class RankError(AssertionError):
 
 
 # Each run leaves a thread of gloo behind that wakes up all the time, and a listening store.
-RUNS_PER_PROCESS = 100
+RUNS_PER_PROCESS = 50
 
 
 class Pool:

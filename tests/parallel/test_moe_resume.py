@@ -77,10 +77,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_torch_dist_resumes_at_another_layout(pool, models, data, tmp_path, change, model):
     straight = pool(1).run(train, argv=train_flags(models[model], data, iters=10))[-1]
-    before, after = (LAYOUTS[name] for name in CHANGES[change])
-    # All or none shard the optimizer: that is part of the stored state.
-    sharded = {"use_distributed_optimizer": True}
-    parts = [(ranks, {**flags, **sharded}) for ranks, flags in (before, after)]
+    parts = [LAYOUTS[name] for name in CHANGES[change]]
     resumed = stopped_and_resumed(
         pool, models[model], data, tmp_path, *parts, ckpt_format="torch_dist"
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint import paths
 from mindspeed_llm.checkpoint.metadata import CheckpointLayout, read_metadata
 from mindspeed_llm.checkpoint.safe_load import load_file
@@ -68,7 +67,6 @@ def resume(run: Run, saved: Saved) -> list[str]:
         Lines for the start-up block.
     """
     options = run.cfg.checkpoint
-    _require_same_optimizer(run, saved, wanted=not options.no_load_optim)
     assert saved.layout is not None
     same = saved.layout == run.checkpoint_layout
     resharded = getattr(saved.args, "resharded_from", None)
@@ -93,20 +91,6 @@ def needs_source(saved: Saved | None, finetune: bool) -> bool:
     Else Megatron's own loading brings them, with the optimizer's state.
     """
     return not wants_full_resume(saved, finetune) or (saved is not None and not saved.torch_dist)
-
-
-def _require_same_optimizer(run: Run, saved: Saved, wanted: bool) -> None:
-    if not saved.torch_dist:
-        return
-    theirs = getattr(saved.args, "use_distributed_optimizer", None)
-    ours = run.cfg.parallel.use_distributed_optimizer
-    if wanted and theirs is not None and theirs != ours:
-        was, now = ("with", "without") if theirs else ("without", "with")
-        raise UserError(
-            f"{saved.folder} was saved {was} --use-distributed-optimizer, this run is {now}; their "
-            "states are laid out differently. Set the flag as it was, or give --no-load-optim to "
-            "start with a fresh optimizer"
-        )
 
 
 def _report(saved: Saved, run: Run, optimizer: bool, rng: bool, same: bool) -> list[str]:

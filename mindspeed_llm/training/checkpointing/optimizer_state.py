@@ -44,6 +44,15 @@ def gathered(optimizer: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, State
                 yield parameter, states | ({} if main is parameter else {MASTER: main.cpu()})
 
 
+def held(optimizer: MegatronOptimizer) -> Iterator[nn.Parameter]:
+    """Every parameter of which this rank keeps state, all of it or a data-parallel share."""
+    for part in _parts(optimizer):
+        if isinstance(part, DistributedOptimizer):
+            yield from part.model_param_group_index_map
+        else:
+            yield from (parameter for parameter, _ in _mains(part))
+
+
 def restore(
     optimizer: MegatronOptimizer, common: dict[str, Any], read: Callable[[nn.Parameter], States]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from mindspeed.errors import UserError
 from mindspeed_llm.checkpoint.command import main
 from tests.families import write_tiny_hf
-from tests.parallel.layouts import train, train_flags, write_tokens
+from tests.parallel.layouts import grid, train, train_flags, write_tokens
 
 PP2 = {"pipeline_model_parallel_size": 2}
 NOOP = {**PP2, "noop_layers": "1,4"}
@@ -85,17 +85,22 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    "change",
-    [pytest.param(c, marks=() if c == "EP2 to PP2" else pytest.mark.soak) for c in CHANGES],
+    ("change", "ckpt_format"),
+    grid(
+        CHANGES,
+        ["torch", "torch_dist"],
+        rest=pytest.mark.soak,
+        quick=[("EP2 to PP2", "torch"), ("TP2 to DP2 sharded bf16", "torch_dist")],
+    ),
 )
-def test_format_torch_resumes_at_another_layout(
-    pool, models, data, straight, tmp_path, change
+def test_a_run_resumes_at_another_layout(
+    pool, models, data, straight, tmp_path, change, ckpt_format
 ) -> None:
     """Weights and Adam's state go on at any layout, sharded over data parallelism or not."""
     family, first, second = CHANGES[change]
     for iters, (ranks, flags), load in ((5, first, models(family)), (10, second, tmp_path)):
         argv = train_flags(
-            load, data, iters=10, save=tmp_path, save_interval=100, ckpt_format="torch",
+            load, data, iters=10, save=tmp_path, save_interval=100, ckpt_format=ckpt_format,
             exit_interval=5 if iters == 5 else None, **flags,
         )  # fmt: skip
         rows = pool(ranks).run(train, argv=argv)[-1]
@@ -121,20 +126,31 @@ CONVERTED = {
 }
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("family", CONVERTED)
-def test_a_run_resharded_twice_continues_bit_by_bit(pool, models, data, tmp_path, family) -> None:
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    grid(
+        CONVERTED,
+        ["torch", "torch_dist"],
+        ["torch", "torch_dist"],
+        rest=pytest.mark.soak,
+        quick=[("qwen2", "torch", "torch_dist")],
+    ),
+)
+def test_a_run_resharded_twice_continues_bit_by_bit(
+    pool, models, data, tmp_path, family, first, second
+) -> None:
     """Weights and Adam's state through another layout and back are what they were."""
     flags, sizes, more = CONVERTED[family]
     start, there, back = (tmp_path / name for name in ("start", "there", "back"))
     argv = train_flags(models(family), data, iters=4, **flags)
     straight = pool(1).run(train, argv=argv)[-1]
-    saving = {"save_interval": 100, "ckpt_format": "torch", **flags}
-    first = train_flags(models(family), data, iters=4, save=start, exit_interval=2, **saving)
-    pool(1).run(train, argv=first)
+    saving = {"save_interval": 100, "ckpt_format": first, **flags}
+    argv = train_flags(models(family), data, iters=4, save=start, exit_interval=2, **saving)
+    pool(1).run(train, argv=argv)
     kinds = ["--load-model-type", "mg", "--save-model-type", "mg", "--verify", "accounting"]
-    main([*kinds, "--load-dir", str(start), "--save-dir", str(there), *sizes, *more])
-    main([*kinds, "--load-dir", str(there), "--save-dir", str(back)])
+    main([*kinds, "--load-dir", str(start), "--save-dir", str(there), *sizes, *more,
+          "--ckpt-format", second])  # fmt: skip
+    main([*kinds, "--load-dir", str(there), "--save-dir", str(back), "--ckpt-format", first])
     assert (back / "latest_checkpointed_iteration.txt").read_text() == "2"
     again = train_flags(back, data, iters=4, save=back, **saving)
     resumed = pool(1).run(train, argv=again)[-1]
@@ -144,16 +160,16 @@ def test_a_run_resharded_twice_continues_bit_by_bit(pool, models, data, tmp_path
     ]
 
 
-@pytest.mark.soak
 def test_state_that_cannot_go_along_is_never_dropped_silently(
     pool, models, data, tmp_path, capsys
 ) -> None:
     start, target = tmp_path / "start", tmp_path / "target"
-    argv = train_flags(models("qwen2"), data, iters=1, save=start, ckpt_format="torch")
+    saving = {"save_interval": 100, "exit_interval": 1, "ckpt_format": "torch"}
+    argv = train_flags(models("qwen2"), data, iters=4, save=start, **saving)
     pool(1).run(train, argv=argv)
     command = ["--load-model-type", "mg", "--save-model-type", "mg", "--verify", "accounting"]
-    command += ["--load-dir", str(start), "--save-dir", str(target), "--ckpt-format", "torch_dist"]
-    with pytest.raises(UserError, match="optimizer's state, which does not go along to torch_dist"):
+    command += ["--load-dir", str(start), "--save-dir", str(target), "--params-dtype", "bf16"]
+    with pytest.raises(UserError, match="optimizer's state, which does not go along with --par"):
         main(command)
     assert not target.exists()
     main([*command, "--no-save-optim"])
