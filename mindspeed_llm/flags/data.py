@@ -8,8 +8,6 @@ from mindspeed_llm.flags.chat import ChatFlags
 from mindspeed_llm.flags.core import flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-INSTRUCTION = "instruction data"
-
 
 @dataclass(frozen=True)
 class RawDataFlags(ChatFlags):
