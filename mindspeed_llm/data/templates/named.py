@@ -218,33 +218,35 @@ class NamedTemplate(Template):
                     f"template {self.name} has no form for thinking (--enable-thinking false "
                     "leaves it out)"
                 )
-            body, skipped = self._trimmed(message.content), 0
+            marked, answer, skipped = "", self._trimmed(message.content), 0
         else:
-            body, skipped = self._thought(message, live or self._preserve, last)
+            marked, answer, skipped = self._thought(message, live or self._preserve, last)
         if message.tool_calls:
             if self._tools is None:
                 raise TemplateError(f"template {self.name} has no form for calls of tools")
-            body = self._tools.calls(body, message.tool_calls)
-        return f"{self._assistant.before}{body}{self._assistant.after}", skipped
+            answer = self._tools.calls(answer, message.tool_calls)
+        before = self._assistant.before
+        skipped += len(before) if skipped else 0
+        return f"{before}{marked}{answer}{self._assistant.after}", skipped
 
-    def _thought(self, message: Message, live: bool, last: bool) -> tuple[str, int]:
+    def _thought(self, message: Message, live: bool, last: bool) -> tuple[str, str, int]:
+        """The thinking in its marks, the answer, and how many characters belong to the prompt."""
         thinking = self._thinking
         assert thinking is not None
         reasoning, content = split_thinking(message, thinking.open.strip(), thinking.close.strip())
         reasoning = reasoning.strip(thinking.strip) if live else ""
+        empty = thinking.empty == "all" or self._preserve or (live and last)
         if thinking.strip is None:
             content = content.strip()
-        empty = not reasoning and (thinking.empty == "all" or self._preserve or (live and last))
-        if reasoning or empty:
+        elif reasoning or empty:
             content = content.lstrip(thinking.strip)
         answer = thinking.answer.replace("{content}", content) if content else ""
         if reasoning:
-            return f"{thinking.open}{reasoning}{thinking.close}{answer}", 0
+            return f"{thinking.open}{reasoning}{thinking.close}", answer, 0
         if empty:
             # The model is to write the empty marks itself only if it is trained to.
-            skipped = 0 if self._enable == "true" else len(self._empty)
-            return self._empty + answer, skipped
-        return answer, 0
+            return self._empty, answer, 0 if self._enable == "true" else len(self._empty)
+        return "", answer, 0
 
     def _results(self, group: Sequence[Message]) -> str:
         contents = [self._trimmed(message.content) for message in group]
