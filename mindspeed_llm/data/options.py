@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
@@ -93,7 +92,7 @@ class PreprocessOptions:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in chosen.items()
-            if value not in (None, False, "concat", "stop")
+            if value not in (None, False, "concat", "stop", "all")
         }
 
 
@@ -134,13 +133,13 @@ def probabilities(text: str | None) -> tuple[float, ...] | None:
 
 def template_options(flags: ChatFlags, names: TokenizerFlags) -> dict[str, Any]:
     """Keyword arguments of :func:`~mindspeed_llm.data.templates.load_template`."""
-    path = names.prompt_type_path
-    history = {"all": "keep" if flags.preserve_thinking else "template"}
     return {
-        "prompt_type": "auto" if flags.use_chat_template else names.prompt_type,
-        "prompt_type_path": Path(path) if path else None,
+        "prompt_type": names.prompt_type,
+        "prompt_type_path": names.prompt_type_path,
+        "use_chat_template": flags.use_chat_template,
         "enable_thinking": flags.enable_thinking,
-        "history": history.get(flags.train_turns, flags.train_turns),
+        "train_turns": flags.train_turns,
+        "preserve_thinking": flags.preserve_thinking,
     }
 
 

@@ -66,7 +66,8 @@ def _text(job: Job, tokenizer: Tokenizer, workers: int) -> Summary:
 def _chat(job: Job, tokenizer: Tokenizer, workers: int) -> Summary:
     options = job.options
     template = {**options.template}
-    template["prompt_type"] = template.get("prompt_type") or job.handler.prompt_type
+    if not template.get("use_chat_template"):
+        template["prompt_type"] = template.get("prompt_type") or job.handler.prompt_type
     choice = TemplateChoice(tokenizer.folder, options.use_fast, options.trust_remote_code, template)
     maker = Maker(job.handlers, choice.load(tokenizer))
 
