@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import orjson
 
-from mindspeed.errors import UserError
 from mindspeed_llm.console import say
 from mindspeed_llm.data.chats import Made, Maker, TemplateChoice, made_in_order
-from mindspeed_llm.data.conversation import Conversation, Message, ToolCall
 from mindspeed_llm.data.encoder import Encoded, Engine
 from mindspeed_llm.data.indexed import IndexedWriter
 from mindspeed_llm.data.job import Job
 from mindspeed_llm.data.manifest import Manifest
-from mindspeed_llm.data.outcome import Summary, bad_line, show
-from mindspeed_llm.data.packing import Packer, Sample, packed_row
+from mindspeed_llm.data.outcome import NothingToWrite, Summary
+from mindspeed_llm.data.packing import PackedRows
 from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
 from mindspeed_llm.data.readers import BadRecords, Batch
 from mindspeed_llm.data.samples import Rows, Sizing
 from mindspeed_llm.data.tally import Tally
-from mindspeed_llm.data.templates import (
-    IGNORE,
-    ChatEncoder,
-    EncodedChats,
-    Template,
-    TemplateError,
-)
+from mindspeed_llm.data.template_note import template_note
+from mindspeed_llm.data.templates import IGNORE, ChatEncoder, EncodedChats
 from mindspeed_llm.data.tokenizer import Tokenizer
 
 SAMPLE_KEYS = ("input_ids", "attention_mask", "labels")
 PAIR_KEYS = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
-EMPTY_EXTRA = "empty further column"
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,7 @@ class ChatRun:
     choice: TemplateChoice
     workers: int = 1
     tally: Tally = field(init=False)
-    trained: int = field(default=0, init=False)
-    packer: Packer | None = field(default=None, init=False)
+    packed: PackedRows | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         options = self.job.options
@@ -75,10 +65,7 @@ class ChatRun:
             group=2 if self.kind == "pairwise" else 1,
             learn=self.kind != "prompt",
         )
-        if options.pack:
-            assert options.seq_length is not None
-            self.packer = Packer(options.seq_length)
-        self.pad = pad_token(self.tokenizer) if options.pack else None
+        self.packed = PackedRows.of(options, self.tokenizer)
 
     @property
     def extra_keys(self) -> tuple[str, ...]:
@@ -113,19 +100,23 @@ class ChatRun:
                 for (batch, _), piece in in_threads(made, self._encode):
                     self._take(piece, bad, out)
                     meter.update(batch, piece.encoded.ids.size)
-            if self.packer:
-                self._write_packed(self.packer.finish(), out)
-            self._check(bad)
-            manifests = {
-                key: self._manifest(key, writer, bad) for key, writer in out.by_key.items()
-            }
+            if self.packed:
+                self.packed.finish(out)
+            self._count_bad(bad)
+            check_some(self.job, self.tally)
+            manifests = {key: self._manifest(key, writer) for key, writer in out.by_key.items()}
             out.commit(manifests)
         seconds = time.perf_counter() - started
-        summary = Summary(
-            prefixes, manifests, 0, bad.count, seconds, (options.output_prefix,), self.tally
-        )
-        self._report(summary, bad)
+        packed = self.packed.counts if self.packed else None
+        paths = (options.output_prefix,)
+        summary = Summary(prefixes, manifests, self.tally, seconds, paths, packed)
+        summary.report()
         return summary
+
+    def _count_bad(self, bad: BadRecords) -> None:
+        """Malformed records count as read, whoever found them."""
+        self.tally.read += bad.count - self.tally.bad
+        self.tally.bad, self.tally.first_bad = bad.count, bad.first
 
     def _encode(self, item: tuple[Batch, Made]) -> Piece:
         batch, made = item
@@ -153,10 +144,11 @@ class ChatRun:
 
         rows = self.sizing.apply(piece.encoded, count)
         tally.kept += rows.lengths.size // group
-        self.trained += int(rows.trained.sum())
-        tally.check(bad.count)
-        if self.packer:
-            self._pack(rows, out)
+        tally.trained += int(rows.trained.sum())
+        self._count_bad(bad)
+        tally.check()
+        if self.packed:
+            self.packed.add(rows.ids, rows.trained, rows.lengths, out)
         else:
             out.add(self._columns(rows, piece))
 
@@ -181,43 +173,7 @@ class ChatRun:
             columns[key] = chosen(encoded, rows.kept)
         return {key: columns[key] for key in self.keys}
 
-    def _pack(self, rows: Rows, out: Writers) -> None:
-        assert self.packer is not None
-        end = 0
-        for length in rows.lengths.tolist():
-            start, end = end, end + length
-            # Copies: a view would keep its whole batch in memory while the sample waits.
-            sample = Sample(rows.ids[start:end].copy(), rows.trained[start:end].copy())
-            self._write_packed(self.packer.add(sample), out)
-
-    def _write_packed(self, rows: Iterator[list[Sample]], out: Writers) -> None:
-        assert self.packer is not None and self.pad is not None
-        capacity = self.packer.capacity
-        for samples in rows:
-            row = packed_row(samples, capacity, self.pad)
-            length = np.array([capacity], dtype=np.int64)
-            mask = row.numbers if self.job.options.neat_pack else (row.numbers > 0).astype(np.int32)
-            out.add(
-                {
-                    "input_ids": Encoded(row.ids, length),
-                    "attention_mask": Encoded(mask, length),
-                    "labels": Encoded(row.labels, length),
-                }
-            )
-
-    def _check(self, bad: BadRecords) -> None:
-        if not self.tally.kept:
-            reasons = self.tally.lines(self.tally.dropped)
-            if bad.count:
-                reasons.append(f"malformed: {bad.count:,} (first: {bad.first})")
-            raise UserError(
-                f"--input {self.job.options.input}: of {self.tally.read + bad.count:,} records "
-                "nothing is left to train on. Nothing was written."
-                + "".join(f"\n  {reason}" for reason in reasons)
-            )
-        self.tally.check(bad.count, at_end=True)
-
-    def _manifest(self, key: str, writer: IndexedWriter, bad: BadRecords) -> Manifest:
+    def _manifest(self, key: str, writer: IndexedWriter) -> Manifest:
         tokenizer, options = self.tokenizer, self.job.options
         return Manifest(
             tokenizer=str(tokenizer.folder),
@@ -229,7 +185,7 @@ class ChatRun:
             tokens=writer.tokens,
             documents=writer.documents,
             skipped_empty=0,
-            skipped_bad=bad.count,
+            skipped_bad=self.tally.bad,
             handler=options.handler_name or type(self.job.handler).__name__,
             key=key,
             inputs=self.job.notes(),
@@ -237,35 +193,29 @@ class ChatRun:
             kind=self.kind,
             template=template_note(self.maker.template),
             flags=options.content_flags(),
-            read=self.tally.read + bad.count,
+            read=self.tally.read,
             cut=sum(n for why, n in self.tally.noted.items() if why.startswith("cut")),
             dropped=dict(self.tally.dropped),
-            pad=self.pad,
+            pad=self.packed.pad if self.packed else None,
             seq_length=options.seq_length,
         )
 
-    def _report(self, summary: Summary, bad: BadRecords) -> None:
-        tally = self.tally
-        tokens = summary.manifests[self.keys[0]].tokens
-        rate = tokens / max(summary.seconds, 1e-9)
-        lines = [
-            ("records read", f"{tally.read + bad.count:,}"),
-            ("samples kept", f"{tally.kept:,}"),
-        ]
-        if self.packer:
-            share = self.packer.efficiency
-            lines.append(("packed into", f"{self.packer.rows:,} rows, {share:.2%} filled"))
-        lines += [
-            ("tokens", f"{tokens:,} in {summary.seconds:.1f} s, {rate:,.0f}/s"),
-            ("trained on", f"{self.trained:,} tokens"),
-            ("changed", "\n".join(tally.lines(tally.noted)) or "0"),
-            ("left out", "\n".join(tally.lines(tally.dropped)) or "0"),
-            bad_line(bad),
-            ("template", self.maker.template.name),
-            ("encoder", self.engine.name),
-            ("--data-path", summary.data_path[0]),
-        ]
-        show(lines)
+
+def check_some(job: Job, tally: Tally) -> None:
+    """Check that enough records are left.
+
+    Raises:
+        NothingToWrite: none is.
+        UserError: too many were left out.
+    """
+    if not tally.kept:
+        reasons = "".join(f"\n  {reason}" for reason in tally.reasons())
+        raise NothingToWrite(
+            f"--input {job.options.input}: of {tally.read:,} records nothing is left to train on. "
+            f"Nothing was written.{reasons}",
+            tally,
+        )
+    tally.check(at_end=True)
 
 
 def as_plain(value: object) -> str:
@@ -280,45 +230,3 @@ def chosen(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return Encoded(
         encoded.ids[np.repeat(keep, encoded.lengths)].astype(np.int32), encoded.lengths[keep]
     )
-
-
-def pad_token(tokenizer: Tokenizer) -> int:
-    """The token that fills packed rows: the tokenizer's padding, else its EOS token."""
-    pad = tokenizer.pad_token_id
-    return tokenizer.eod if pad is None else int(pad)
-
-
-SEARCH = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
-PROBES = (
-    Conversation((Message("user", "a"), Message("assistant", "b"))),
-    Conversation(
-        (
-            Message("system", "s"),
-            Message("user", "a"),
-            Message("assistant", "b", reasoning="r"),
-            Message("user", "c"),
-            Message("assistant", "d", reasoning="r"),
-        )
-    ),
-    Conversation(
-        (
-            Message("user", "a"),
-            Message("assistant", "", tool_calls=(ToolCall("find", {"x": 1}),)),
-            Message("tool", "t"),
-            Message("assistant", "b"),
-        ),
-        (SEARCH,),
-    ),
-)
-
-
-def template_note(template: Template) -> dict[str, str]:
-    """A template's name, and a hash of what it writes for a few conversations."""
-    digest = hashlib.sha256()
-    for probe in PROBES:
-        try:
-            texts: Sequence[object] = [(one.text, one.spans) for one in template.samples(probe)]
-        except TemplateError as error:
-            texts = [str(error)]
-        digest.update(repr(texts).encode())
-    return {"name": template.name, "sha256": digest.hexdigest()}

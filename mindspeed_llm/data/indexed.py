@@ -325,6 +325,18 @@ def merge_indexed(prefixes: Sequence[Path], output: Path) -> IndexedWriter:
 
 def _append(writer: IndexedWriter, header: IndexHeader) -> None:
     """Add all documents of a data set, a few megabytes at a time."""
+    for ids, lengths, documents in _pieces(header):
+        writer.add(ids, lengths, documents)
+
+
+def stored_pieces(header: IndexHeader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (ids, lengths) of the sequences of a data set, a few megabytes at a time."""
+    for ids, lengths, _ in _pieces(header):
+        yield ids, lengths
+
+
+def _pieces(header: IndexHeader) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield ids, lengths, and the sequences in each document."""
     lengths, marks = header.lengths, header.document_marks
     size = header.dtype.itemsize
     with open(bin_path(header.prefix), "rb") as data:
@@ -333,9 +345,7 @@ def _append(writer: IndexedWriter, header: IndexHeader) -> None:
             stop = _documents_until(marks, lengths, first)
             part = np.asarray(lengths[marks[first] : marks[stop]])
             raw = data.read(int(part.sum(dtype=np.int64)) * size)
-            writer.add(
-                np.frombuffer(raw, dtype=header.dtype), part, np.diff(marks[first : stop + 1])
-            )
+            yield np.frombuffer(raw, dtype=header.dtype), part, np.diff(marks[first : stop + 1])
             first = stop
 
 

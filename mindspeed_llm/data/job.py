@@ -114,6 +114,12 @@ def open_job(options: PreprocessOptions) -> Job:
             "--dataset-dir, --mix-strategy and --interleave-probs go with "
             "--handler-name LlamaFactoryInstructionHandler."
         )
+    if options.max_samples and (options.shard or options.n_subs > 1):
+        raise UserError(
+            "--max-samples takes the first records of all: it does not go with --shard or --n-subs."
+        )
+    if options.engine == "ray" and options.n_subs == 1:
+        raise UserError("--engine ray makes the parts of --n-subs: say how many.")
     if looks_like_hub_name(options.input, options.hf_datasets_params):
         if options.shard or options.n_subs > 1:
             raise UserError("--shard and --n-subs share out files, not data sets of a hub.")
@@ -123,8 +129,6 @@ def open_job(options: PreprocessOptions) -> Job:
     if options.shard:
         index, count = options.shard
         parts = share_out(files, count)[index - 1]
-        if options.max_samples:
-            raise UserError("--max-samples takes the first records of all; not with --shard.")
     return Job(options, [handler], parts, unknown=unknown)
 
 

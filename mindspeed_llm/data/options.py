@@ -43,6 +43,7 @@ class PreprocessOptions:
         max_dropped_share: stop if more of the records are left out.
         shard: (i, n): the i-th of n parts of the input, from 1.
         n_subs: make so many parts, each in a process of its own, then join them.
+        engine: "local": processes here make the parts; "ray": a cluster does.
         dataset_dir, mix_strategy, interleave_probs, seed: for data sets by name.
         hf_datasets_params: JSON file of arguments of ``datasets.load_dataset``.
     """
@@ -68,6 +69,7 @@ class PreprocessOptions:
     max_dropped_share: float = MAX_DROPPED_SHARE
     shard: tuple[int, int] | None = None
     n_subs: int = 1
+    engine: str = "local"
     dataset_dir: str | None = None
     mix_strategy: str = "concat"
     interleave_probs: Sequence[float] | None = None
@@ -171,6 +173,7 @@ def options_of(config: Config) -> PreprocessOptions:
         max_dropped_share=flags.max_dropped_share,
         shard=shard_of(flags.shard),
         n_subs=flags.n_subs,
+        engine=flags.engine,
         dataset_dir=flags.dataset_dir,
         mix_strategy=flags.mix_strategy,
         interleave_probs=probabilities(flags.interleave_probs),

@@ -9,10 +9,16 @@ depends on the order of the samples alone.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from mindspeed_llm.data.encoder import Encoded
+from mindspeed_llm.data.options import PreprocessOptions
+from mindspeed_llm.data.pipeline import Writers
+from mindspeed_llm.data.templates import IGNORE
+from mindspeed_llm.data.tokenizer import Tokenizer
 
 # Rows that the window holds, and its greatest size in tokens (5 bytes each).
 WINDOW_ROWS = 2048
@@ -116,25 +122,14 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-@dataclass(frozen=True)
-class PackedRow:
-    """A row of ``capacity`` tokens.
+def packed_row(samples: Sequence[Sample], capacity: int, pad: int) -> dict[str, np.ndarray]:
+    """Write samples into a row.
 
-    Attributes:
-        ids: samples one after the other, then padding.
-        labels: the id where it is trained, else -100.
-        numbers: 1, 2, 3 ... for the tokens of each sample, 0 for padding.
+    Returns:
+        ``input_ids``: the samples one after the other, then padding; ``labels``: the id where it
+        is trained, else -100; ``attention_mask``: 1, 2, 3 ... for the tokens of each sample, 0 for
+        padding. Each [capacity] int32.
     """
-
-    ids: np.ndarray
-    labels: np.ndarray
-    numbers: np.ndarray
-
-
-def packed_row(samples: list[Sample], capacity: int, pad: int) -> PackedRow:
-    """Write samples into a row."""
-    from mindspeed_llm.data.templates import IGNORE
-
     ids = np.full(capacity, pad, dtype=np.int32)
     labels = np.full(capacity, IGNORE, dtype=np.int32)
     numbers = np.zeros(capacity, dtype=np.int32)
@@ -146,4 +141,56 @@ def packed_row(samples: list[Sample], capacity: int, pad: int) -> PackedRow:
         labels[at + 1 : end] = np.where(sample.trained[1:], sample.ids[1:], IGNORE)
         numbers[at:end] = number
         at = end
-    return PackedRow(ids, labels, numbers)
+    return {"input_ids": ids, "attention_mask": numbers, "labels": labels}
+
+
+@dataclass
+class PackedRows:
+    """Packs samples and writes the rows.
+
+    Attributes:
+        packer: forms rows.
+        pad: the token that fills them.
+        numbered: whether the attention mask numbers the samples (else it is 1 for all of them).
+    """
+
+    packer: Packer
+    pad: int
+    numbered: bool
+
+    @classmethod
+    def of(cls, options: PreprocessOptions, tokenizer: Tokenizer) -> PackedRows | None:
+        """As the options ask; None if they do not."""
+        if not options.pack:
+            return None
+        assert options.seq_length is not None
+        pad = tokenizer.pad_token_id
+        pad = tokenizer.eod if pad is None else int(pad)
+        return cls(Packer(options.seq_length), pad, options.neat_pack)
+
+    @property
+    def counts(self) -> tuple[int, float]:
+        """Rows so far, and how full they are."""
+        return self.packer.rows, self.packer.efficiency
+
+    def add(self, ids: np.ndarray, trained: np.ndarray, lengths: np.ndarray, out: Writers) -> None:
+        """Take samples, one after the other, and write the rows that are ready."""
+        end = 0
+        for length in lengths.tolist():
+            start, end = end, end + length
+            # Copies: a view would keep its whole batch in memory while the sample waits.
+            sample = Sample(ids[start:end].copy(), trained[start:end].copy())
+            self._write(self.packer.add(sample), out)
+
+    def finish(self, out: Writers) -> None:
+        """Write what is left."""
+        self._write(self.packer.finish(), out)
+
+    def _write(self, rows: Iterator[list[Sample]], out: Writers) -> None:
+        capacity = self.packer.capacity
+        for samples in rows:
+            row = packed_row(samples, capacity, self.pad)
+            if not self.numbered:
+                row["attention_mask"] = np.minimum(row["attention_mask"], 1)
+            length = np.array([capacity], dtype=np.int64)
+            out.add({key: Encoded(column, length) for key, column in row.items()})

@@ -40,6 +40,10 @@ def preprocess(options: PreprocessOptions, tokenizer: Tokenizer) -> Summary:
     """
     job = open_job(options)
     job.warn_of_unread()
+    if options.n_subs > 1:
+        from mindspeed_llm.data.subs import preprocess_in_parts
+
+        return preprocess_in_parts(job, tokenizer)
     if tokenizer.is_fast and not options.use_fast:
         warn("transformers has no Python form of this tokenizer: its fast form is used")
     workers = options.workers or len(os.sched_getaffinity(0))

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed.errors import UserError
 from mindspeed_llm.console import say
 from mindspeed_llm.data.encoder import Encoded, Engine
 from mindspeed_llm.data.handlers import TextHandler
 from mindspeed_llm.data.indexed import IndexedWriter, token_dtype
 from mindspeed_llm.data.job import Job
 from mindspeed_llm.data.manifest import Manifest
-from mindspeed_llm.data.outcome import Summary, bad_line, show, size_of
+from mindspeed_llm.data.outcome import NothingToWrite, Summary
 from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
 from mindspeed_llm.data.plain_text import PlainText
 from mindspeed_llm.data.readers import BadRecords, Batch
+from mindspeed_llm.data.tally import Tally
 from mindspeed_llm.data.tokenizer import Tokenizer
 
 
@@ -57,64 +57,58 @@ class TextRun:
                     out.add(encoded)
                     meter.update(batch, sum(one.ids.size for one in encoded.values()))
                     read += len(batch.positions)
-            self._check(out, plain, bad)
+            tally = Tally(
+                read=read + bad.count,
+                bad=bad.count,
+                first_bad=bad.first,
+                empty=plain.skipped.empty,
+                first_empty=plain.skipped.first,
+            )
+            check_some(self.job, out, tally)
             manifests = {
-                key: self._manifest(key, writer, plain, bad, read)
+                key: self._manifest(key, writer, plain.eod, tally)
                 for key, writer in out.by_key.items()
             }
             out.commit(manifests)
         seconds = time.perf_counter() - started
         paths = [str(path) for path in prefixes.values()]
-        summary = Summary(
-            prefixes, manifests, plain.skipped.empty, bad.count, seconds, data_path=paths
-        )
-        self._report(summary, plain, bad)
+        summary = Summary(prefixes, manifests, tally, seconds, paths)
+        summary.report()
         return summary
 
-    def _check(self, out: Writers, plain: PlainText, bad: BadRecords) -> None:
-        for key, writer in out.by_key.items():
-            if not writer.tokens:
-                raise UserError(
-                    f'--input {self.job.options.input}: no token under the key "{key}": '
-                    f"{plain.skipped.empty} empty documents, {bad.count} bad records"
-                    f"{' (first: ' + bad.first + ')' if bad.first else ''}. "
-                    "Nothing was written."
-                )
-
-    def _manifest(
-        self, key: str, writer: IndexedWriter, plain: PlainText, bad: BadRecords, read: int
-    ) -> Manifest:
+    def _manifest(self, key: str, writer: IndexedWriter, eod: int | None, tally: Tally) -> Manifest:
         return Manifest(
             tokenizer=str(self.tokenizer.folder),
             tokenizer_json_sha256=self.tokenizer.file_hash,
             vocabulary_sha256=self.tokenizer.vocabulary_hash(),
             vocab_size=self.tokenizer.vocab_size,
             dtype=writer.dtype.name,
-            eod=plain.eod,
+            eod=eod,
             tokens=writer.tokens,
             documents=writer.documents,
-            skipped_empty=plain.skipped.empty,
-            skipped_bad=bad.count,
+            skipped_empty=tally.empty,
+            skipped_bad=tally.bad,
             handler=type(self.job.handler).__name__,
             key=key,
             inputs=self.job.notes(),
             encoder=self.engine.name,
             flags=self.job.options.content_flags(),
-            read=read,
+            read=tally.read,
         )
 
-    def _report(self, summary: Summary, plain: PlainText, bad: BadRecords) -> None:
-        rate = summary.tokens / max(summary.seconds, 1e-9)
-        empty = f" (first: {plain.skipped.first})" if plain.skipped.first else ""
-        paths = [f"{path}  (.bin {size_of(path):,} bytes)" for path in summary.prefixes.values()]
-        show(
-            [
-                ("documents", f"{summary.documents:,}"),
-                ("tokens", f"{summary.tokens:,} in {summary.seconds:.1f} s, {rate:,.0f}/s"),
-                ("skipped empty", f"{summary.skipped_empty:,}{empty}"),
-                bad_line(bad),
-                ("end tokens", "one a document" if plain.eod is not None else "none"),
-                ("encoder", self.engine.name),
-                *(("--data-path", path) for path in paths),
-            ]
-        )
+
+def check_some(job: Job, out: Writers, tally: Tally) -> None:
+    """Check that there is something to write under each key.
+
+    Raises:
+        NothingToWrite: there is not.
+    """
+    for key, writer in out.by_key.items():
+        if not writer.tokens:
+            first = f" (first: {tally.first_bad})" if tally.first_bad else ""
+            raise NothingToWrite(
+                f'--input {job.options.input}: no token under the key "{key}": '
+                f"{tally.empty} empty documents, {tally.bad} bad records{first}. "
+                "Nothing was written.",
+                tally,
+            )

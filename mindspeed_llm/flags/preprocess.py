@@ -46,6 +46,12 @@ class PreprocessFlags(RawDataFlags):
         "are complete are not made again.",
         at_least=1,
     )
+    engine: str = flag(
+        "local",
+        "Who makes the parts of --n-subs: processes of this machine, or a ray cluster with one "
+        "file system.",
+        choices=("local", "ray"),
+    )
     shard: str | None = flag(
         None, "i/n: take the i-th of n parts of the input (for several machines)."
     )
