@@ -45,14 +45,12 @@ class Collator:
 
     Attributes:
         seq_length: the greatest length of a row.
-        pad: the id that fills rows; it takes no part in anything.
         multiple_of: None: all rows have ``seq_length``; else that of the longest row, rounded up.
         packed: rows hold samples that do not see each other.
         reset_positions: and whose positions start at 0 each.
     """
 
     seq_length: int
-    pad: int
     multiple_of: int | None = None
     packed: bool = False
     reset_positions: bool = True
@@ -65,7 +63,7 @@ class Collator:
         rows = [sample for sample in samples if isinstance(sample, Sample)]
         rows += [chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs]
         shape = len(rows), self._length(rows)
-        tokens = np.full(shape, self.pad, dtype=np.int64)
+        tokens = np.zeros(shape, dtype=np.int64)
         labels = np.full(shape, IGNORE, dtype=np.int64)
         segments = np.zeros(shape, dtype=np.int32)
         for row, sample in enumerate(rows):

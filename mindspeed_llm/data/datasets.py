@@ -124,7 +124,7 @@ def collator(
     if of_samples(data):
         from mindspeed_llm.data.instruction import collator_of
 
-        return collator_of(data, tokenizer, seq_length, divisor)
+        return collator_of(data, seq_length, divisor)
     if data.reset_attention_mask:
         from mindspeed_llm.data.collate import DocumentCollator
 

@@ -236,9 +236,7 @@ def check_rows(parts: Parts, data: DataFlags, seq_length: int) -> None:
         )
 
 
-def collator_of(
-    data: DataFlags, tokenizer: Tokenizer | NullTokenizer, seq_length: int, divisor: int
-) -> Collator:
+def collator_of(data: DataFlags, seq_length: int, divisor: int) -> Collator:
     """How batches are made of samples.
 
     Args:
@@ -250,7 +248,6 @@ def collator_of(
         multiple_of = int(np.lcm(data.pad_to_multiple_of, divisor))
     return Collator(
         seq_length=seq_length,
-        pad=tokenizer.eod,
         multiple_of=multiple_of,
         packed=data.reset_attention_mask,
         reset_positions=data.reset_position_ids,

@@ -69,11 +69,16 @@ def _suggestion(prefix: Path, keys: tuple[str, ...]) -> str:
 
 
 class Part:
-    """The rows of one key, mapped into memory."""
+    """The rows of one key, mapped into memory.
 
-    def __init__(self, prefix: str) -> None:
+    Args:
+        prefix: of the indexed data set.
+        signed: refuse types that cannot hold -100.
+    """
+
+    def __init__(self, prefix: str, signed: bool = True) -> None:
         header = check_indexed(prefix)
-        if header.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+        if signed and header.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
             raise UserError(
                 f"{prefix} holds {header.dtype.name}; instruction data is int32, because "
                 f"{IGNORE} marks tokens that are not trained. Preprocess the data again."
@@ -83,7 +88,7 @@ class Part:
                 f"{prefix}: {header.sequences} sequences in {header.marks - 1} documents; a row is "
                 "a document of one sequence. Preprocess the data again."
             )
-        self._header, self._data = header, np.memmap(bin_path(prefix), header.dtype, mode="r")
+        self._data = np.memmap(bin_path(prefix), header.dtype, mode="r")
         self.lengths = header.lengths
         offsets = header.map(np.int64, header.sequences, header.pointers_at)
         self._starts = offsets // header.dtype.itemsize
@@ -94,6 +99,11 @@ class Part:
     def __getitem__(self, row: int) -> np.ndarray:
         start = self._starts[row]
         return np.asarray(self._data[start : start + self.lengths[row]])
+
+    def span(self, first: int, end: int) -> np.ndarray:
+        """The rows from ``first`` up to ``end`` one after the other, as they lie in the file."""
+        last = end - 1
+        return np.asarray(self._data[self._starts[first] : self._starts[last] + self.lengths[last]])
 
 
 class Parts:

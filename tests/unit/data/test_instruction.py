@@ -17,7 +17,6 @@ from mindspeed_llm.data.tokenizer import NullTokenizer
 from mindspeed_llm.flags.data import DataFlags
 from tests.instruction_data import (
     IGNORE,
-    Row,
     pack,
     sample,
     samples,
@@ -64,13 +63,13 @@ def test_a_batch_by_hand():
         np.array([IGNORE, 5, 6, 7, IGNORE]),
         np.array([1, 1, 2, 2, 0]),
     )
-    plain = Collator(seq_length=6, pad=9)([one, row])
-    assert plain["tokens"].tolist() == [[1, 2, 3, 9, 9, 9], [4, 5, 6, 7, 0, 9]]
+    plain = Collator(seq_length=6)([one, row])
+    assert plain["tokens"].tolist() == [[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 0, 0]]
     assert plain["labels"].tolist() == [[2, 3, 0, 0, 0, 0], [5, 6, 7, 0, 0, 0]]
     assert plain["loss_mask"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0]]
     assert plain["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert "segments" not in plain
-    packed = Collator(seq_length=6, pad=9, multiple_of=1, packed=True)([one, row])
+    packed = Collator(seq_length=6, multiple_of=1, packed=True)([one, row])
     assert packed["tokens"].shape == (2, 5)
     # Nothing is asked of the 5: the 6 that follows begins another sample.
     assert packed["loss_mask"].tolist() == [[1, 1, 0, 0, 0], [1, 0, 1, 0, 0]]
@@ -84,7 +83,7 @@ def test_a_batch_by_hand():
 def test_train_09_length_of_a_dynamic_batch(longest, multiple, padded):
     """TRAIN-09: the longest sample, rounded up, and never beyond --seq-length."""
     rows = [Sample(np.zeros(size, int), np.zeros(size, int)) for size in (3, longest)]
-    assert Collator(64, 0, multiple)(rows)["tokens"].shape == (2, padded)
+    assert Collator(64, multiple)(rows)["tokens"].shape == (2, padded)
     flags = instruction("x", no_pad_to_seq_lengths=True, pad_to_multiple_of=6)
     made = collator(flags, TOKENIZER, 64, 4)
     assert made.multiple_of == 12
@@ -178,9 +177,9 @@ def test_pairs(tmp_path):
     dataset = build(flags, (2, 0, 0))[0]
     batch = collator(flags, TOKENIZER, 64, 1)([dataset[0], dataset[1]])
     assert batch["tokens"].tolist() == [
-        [1, 2, 3, 3, 131],
-        [5, 6, 131, 131, 131],
-        [1, 2, 4, 131, 131],
+        [1, 2, 3, 3, 0],
+        [5, 6, 0, 0, 0],
+        [1, 2, 4, 0, 0],
         [5, 7, 7, 7, 7],
     ]
     assert batch["loss_mask"].sum(1).tolist() == [2, 1, 1, 4]
