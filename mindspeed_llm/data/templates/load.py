@@ -48,9 +48,9 @@ def load_template(
         )
     thinking = enable_thinking or "none"
     if use_chat_template or prompt_type == AUTO:
-        from mindspeed_llm.data.templates.jinja import JinjaTemplate
+        from mindspeed_llm.data.templates.auto import AutoTemplate
 
-        return JinjaTemplate(tokenizer, thinking, train_turns, preserve_thinking)
+        return AutoTemplate(tokenizer, thinking, train_turns, preserve_thinking)
     path = Path(prompt_type_path).expanduser() if prompt_type_path else None
     definition = load_definitions(path).get(str(prompt_type))
     return NamedTemplate(definition, tokenizer, thinking, train_turns, preserve_thinking)
