@@ -94,6 +94,11 @@ def tokenizer() -> Tokenizer:
     return load_hf_tokenizer(chats.folder())
 
 
+@pytest.fixture(autouse=True)
+def one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    chats.keep_one_engine(monkeypatch)
+
+
 def run(source: Path, tokenizer: Tokenizer, **options: Any) -> Summary:
     return preprocess(
         PreprocessOptions(

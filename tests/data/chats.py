@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import zstandard
 from tokenizers import AddedToken, Tokenizer
 
@@ -156,3 +157,15 @@ def samples(prefix: Path | str) -> list[tuple[list[int], list[int]]]:
     )
     assert masks == [[1] * len(one) for one in ids]
     return list(zip(ids, labels, strict=True))
+
+
+def keep_one_engine(patch: pytest.MonkeyPatch) -> None:
+    """Preprocess with one engine made once: choosing one takes longer than a small file does."""
+    from mindspeed_llm.data import preprocess
+    from mindspeed_llm.data.encoder import TokenizersEngine
+
+    @functools.cache
+    def engine(folder: Path) -> TokenizersEngine:
+        return TokenizersEngine((folder / "tokenizer.json").read_text(encoding="utf-8"))
+
+    patch.setattr(preprocess, "choose_engine", lambda tokenizer, *_: engine(tokenizer.folder))

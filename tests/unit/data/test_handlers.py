@@ -24,6 +24,11 @@ def tokenizer() -> Tokenizer:
     return load_hf_tokenizer(chats.folder())
 
 
+@pytest.fixture(autouse=True)
+def one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    chats.keep_one_engine(monkeypatch)
+
+
 def run(source: Path, handler: str, tokenizer: Tokenizer, **options: Any) -> Summary:
     options = {"template": CHATML, **options}
     prefix = str(source.parent / "out" / "x")

@@ -66,7 +66,7 @@ def test_best_fit_by_hand() -> None:
 def test_rows_are_98_percent_full_on_realistic_lengths(capacity: int, scale: float) -> None:
     """Log-normal lengths (medians 270, 900 and 1800 tokens), as published chat sets have them."""
     draw = np.random.default_rng(0)
-    lengths = np.clip(draw.lognormal(scale, 1.0, 20_000).astype(int) + 8, 8, capacity).tolist()
+    lengths = np.clip(draw.lognormal(scale, 1.0, 6_000).astype(int) + 8, 8, capacity).tolist()
     packer, rows = packed(lengths, capacity)
     assert packer.efficiency >= 0.98
     assert len(rows) <= sum(lengths) / capacity / 0.98 + 1
@@ -158,6 +158,11 @@ def test_chat_05_an_end_token_belongs_to_whole_samples_only() -> None:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return load_hf_tokenizer(chats.folder())
+
+
+@pytest.fixture(autouse=True)
+def one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    chats.keep_one_engine(monkeypatch)
 
 
 def run(folder: Path, tokenizer: Tokenizer, name: str, **options: Any) -> Summary:
