@@ -6,6 +6,7 @@ from mindspeed.errors import UserError
 from mindspeed_llm.data.conversation import Conversation, Message
 from mindspeed_llm.data.templates.jinja import PROBE, JinjaText, own_template
 from mindspeed_llm.data.templates.locate import Locator
+from mindspeed_llm.data.templates.recognise import recognise
 from mindspeed_llm.data.templates.template import Rendered, Template, TemplateError
 from mindspeed_llm.data.templates.thinking import without_thinking
 from mindspeed_llm.data.tokenizer import Tokenizer
@@ -19,6 +20,10 @@ class AutoTemplate(Template):
         enable_thinking: "true", "false" or "none"; the first two are given to the template.
         train_turns, preserve_thinking: as the flags.
         source: a template in place of the tokenizer's own.
+        fast: let a named template that gives the same stand in for it.
+
+    Attributes:
+        fast_form: the name of the named template that stands in for it; None for none.
 
     Raises:
         UserError: there is no template, it is no valid one, or it cannot think as asked.
@@ -33,6 +38,7 @@ class AutoTemplate(Template):
         train_turns: str = "all",
         preserve_thinking: bool = False,
         source: str | None = None,
+        fast: bool = True,
     ) -> None:
         self.train_turns = train_turns
         self.source = source or own_template(tokenizer)
@@ -55,12 +61,28 @@ class AutoTemplate(Template):
                 "template, or --train-turns each."
             )
 
+        self._fast = (
+            recognise(
+                tokenizer, self._text.tested, self._by_template, enable_thinking, preserve_thinking
+            )
+            if fast
+            else None
+        )
+        self.fast_form = self._fast.name if self._fast else None
+
     def _keeps(self) -> bool:
         asked, thought = Message("user", "x"), Message("assistant", "y", reasoning=PROBE)
         return PROBE in (self._text.probe((asked, thought, asked, Message("assistant", "y"))) or "")
 
     def render(self, conversation: Conversation) -> Rendered:
         """The whole conversation; see :meth:`Template.render`."""
+        if self._fast is not None:
+            rendered = self._fast.render(conversation, self._by_template)
+            if rendered is not None:
+                return rendered
+        return self._by_template(conversation)
+
+    def _by_template(self, conversation: Conversation) -> Rendered:
         conversation = self._prepared(conversation)
         if self._text.marked:
             return self._by_marks(conversation)

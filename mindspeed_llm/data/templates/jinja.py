@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.data.conversation import Conversation, Message, ToolCall
 from mindspeed_llm.data.templates.template import TemplateError
 from mindspeed_llm.data.templates.tools import dumps
 from mindspeed_llm.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import jinja2.nodes
 
 # Stands for a text while a template is probed: private code points, which no template trims,
 # splits at or writes itself.
@@ -51,6 +54,7 @@ class JinjaText:
 
     Attributes:
         names: the variables that the template asks for.
+        tested: strings that the template looks for in texts.
         marked: whether it has ``{% generation %}`` marks.
         thinks: whether it writes the thinking of the last answer.
 
@@ -81,6 +85,7 @@ class JinjaText:
             raise UserError(words) from error
         tree = self._template.environment.parse(source)
         self.names = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.tested = tested_strings(tree)
         self.marked = re.search(r"\{%[-+]?\s*generation\b", source) is not None
         self._tool_role: str = "tool"
         self._no_content: str | None = ""
@@ -188,3 +193,29 @@ def refusal(error: Exception) -> TemplateError:
     """What the template said, as an error of the conversation."""
     words = " ".join(str(error).split())[:200]
     return TemplateError(f"the chat template refuses it: {words}")
+
+
+def tested_strings(tree: jinja2.nodes.Template) -> set[str]:
+    """What a template looks for in texts: ``'x' in content``, ``content.split('x')`` ...
+
+    Words that ``in`` looks for (``'tool_calls' in message``) are names of fields.
+    """
+    from jinja2 import nodes
+
+    found: set[str] = set()
+    for compare in tree.find_all(nodes.Compare):
+        if any(operand.op in ("in", "notin") for operand in compare.ops):
+            found |= {one for one in _strings(compare.expr) if not one.isidentifier()}
+    for call in tree.find_all((nodes.Call, nodes.Filter, nodes.Test)):
+        if not (isinstance(call, nodes.Call) and isinstance(call.node, nodes.Name)):
+            for argument in call.args or ():
+                found |= {one for one in _strings(argument) if not one.isidentifier()}
+    return {one for one in found if one.strip()}
+
+
+def _strings(node: jinja2.nodes.Node) -> list[str]:
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Const):
+        return [node.value] if isinstance(node.value, str) else []
+    return [one.value for one in node.find_all(nodes.Const) if isinstance(one.value, str)]

@@ -59,7 +59,8 @@ class Locator:
 
     def __init__(self, text: JinjaText, tokenizer: Tokenizer) -> None:
         self._text = text
-        added = sorted(tokenizer.hf.get_added_vocab(), key=len, reverse=True)
+        added = [token for token in tokenizer.hf.get_added_vocab() if token.strip()]
+        added.sort(key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, added)) or "(?!)")
         self._eos = tokenizer.hf.eos_token or ""
         self._openings: dict[str, tuple[str, ...]] = {}
@@ -81,18 +82,18 @@ class Locator:
             "assistant": (asked, answered),
             "system": (asked, answered, Message("system", PROBE)),
         }
+        answer = Message("assistant", LAST)
+        wholes = (answer,), (replace(answer, reasoning=THOUGHT),), (answer, asked, answered)
         for role, messages in before.items():
             prompt = self._text.probe(messages, prompt=True)
-            whole = self._text.probe((*messages, Message("assistant", LAST)))
-            if prompt is None or whole is None:
-                continue
-            ends = _shared(prompt, whole)
-            begins = whole.rfind(PROBE, 0, ends) + len(PROBE)
             plain = self._text.probe(messages) or ""
-            # Where only the prompt has the opening, the opening is what it has more.
-            more = _shared(prompt, plain)
-            found = (whole[more:ends], whole[begins:ends])
-            self._openings[role] = tuple(opening for opening in found if opening)
+            found = {
+                opening
+                for behind in wholes
+                for opening in _openings(prompt, plain, self._text.probe((*messages, *behind)))
+            }
+            if found:
+                self._openings[role] = tuple(found)
         if "user" not in self._openings:
             raise UserError(
                 f"{tokenizer.folder}: its chat template refuses a question with an answer; name "
@@ -109,7 +110,9 @@ class Locator:
         if not last:
             self.final = {False: middle or self._eos, True: call or middle or self._eos}
         self.between = bool(middle)
-        ends = (last, middle, call, *self.final.values())
+        system = Message("system", "z")
+        later = self._first_token((asked, answered, system, asked, Message("assistant", "y")))
+        ends = (last, middle, call, later, *self.final.values())
         self.ends = tuple(dict.fromkeys(end for end in ends if end))
         if not self.ends:
             raise UserError(
@@ -143,11 +146,8 @@ class Locator:
         prompt = self._text.probe((Message("user", PROBE),), prompt=True, enable_thinking=False)
         if prompt is None:
             return ""
-        for opening in self._openings["user"]:
-            place = prompt.rfind(opening, prompt.rindex(PROBE))
-            if place >= 0:
-                return prompt[place + len(opening) :]
-        return ""
+        start = self._start("user", prompt, prompt.rindex(PROBE), len(prompt))
+        return prompt[start:]
 
     # ---- a conversation
 
@@ -185,10 +185,13 @@ class Locator:
         return found
 
     def _start(self, role: str, text: str, low: int, high: int) -> int:
-        for opening in self._openings.get(role, self._openings["user"]):
-            place = text.rfind(opening, low, high)
-            if place >= 0:
-                return place + len(opening)
+        ends = [
+            place + len(opening)
+            for opening in self._openings.get(role, self._openings["user"])
+            if (place := text.rfind(opening, low, high)) >= 0
+        ]
+        if ends:
+            return max(ends)
         raise TemplateError("the chat template does not show where an answer begins")
 
     def _stop(self, text: str, low: int, high: int, message: Message, follows: str) -> int:
@@ -228,6 +231,8 @@ class Locator:
             turn = Turn()
             expected = MARKS.findall("".join(_texts(_marked(message))))
             for kind in expected:
+                while at < len(marks) and marks[at].group() == CALLED != kind:
+                    at += 1  # a result's turn can name the call again
                 mark = marks[at] if at < len(marks) else None
                 if mark is None or mark.group() != kind:
                     if kind == THOUGHT:
@@ -247,8 +252,9 @@ def _marked(message: Message) -> Message:
     """The turn with marks in its texts."""
     content = message.content
     if message.role == "user":
-        # In the middle: templates look at how a user's text begins and ends.
-        middle = len(content) // 2
+        # Amid the text: templates look at how a user's text begins and ends.
+        begins = len(content) - len(content.lstrip())
+        middle = begins + max(1, len(content.strip()) // 2)
         marked = content[:middle] + FIRST + content[middle:] if content.strip() else content
         return replace(message, content=marked)
     if message.role != "assistant":
@@ -275,6 +281,22 @@ def _at_start(text: str, mark: str) -> str:
 def _texts(message: Message) -> tuple[str, ...]:
     """The texts of a turn in the order in which they are written."""
     return (message.reasoning or "", message.content, *(c.name for c in message.tool_calls))
+
+
+def _openings(prompt: str | None, plain: str, whole: str | None) -> tuple[str, ...]:
+    """What opens an answer: what the prompt has more than the turns before, and with their end.
+
+    Args:
+        prompt: the text of some turns, up to where the assistant goes on.
+        plain: the text of these turns.
+        whole: the text of these turns and an answer.
+    """
+    if prompt is None or whole is None:
+        return ()
+    ends = _shared(prompt, whole)
+    begins = whole.rfind(PROBE, 0, ends) + len(PROBE)
+    found = (whole[_shared(prompt, plain) : ends], whole[begins:ends])
+    return tuple(opening for opening in found if opening)
 
 
 def _shared(one: str, other: str) -> int:
