@@ -7,6 +7,7 @@ the 4 bytes a document that the index costs.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
@@ -48,6 +49,9 @@ def preprocess(options: PreprocessOptions, tokenizer: Tokenizer) -> Summary:
         warn("transformers has no Python form of this tokenizer: its fast form is used")
     workers = options.workers or len(os.sched_getaffinity(0))
     set_threads(workers)
+    # What is loaded by now (transformers ...) lives to the end: the collector, which runs often
+    # among so many short-lived records, need not look at it each time. A third of the time.
+    gc.freeze()
     if isinstance(job.handler, TextHandler):
         return _text(job, tokenizer, workers)
     return _chat(job, tokenizer, workers)
