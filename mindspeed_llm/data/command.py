@@ -92,7 +92,7 @@ def find_tokenizer(prefix: str, folder: str | None) -> Tokenizer | None:
             warn(f"{prefix} {where}: tokens are shown as ids (name a --tokenizer-name-or-path)")
             return None
         folder = note.tokenizer
-    tokenizer = load_hf_tokenizer(folder)
+    tokenizer = load_hf_tokenizer(Path(folder))
     check_tokenizer(prefix, tokenizer)
     return tokenizer
 

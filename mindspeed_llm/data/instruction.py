@@ -12,7 +12,7 @@ from mindspeed.errors import UserError
 from mindspeed_llm.console import say, warn
 from mindspeed_llm.data.blend import Blend
 from mindspeed_llm.data.collate import Collator, Sample
-from mindspeed_llm.data.manifest import check_handler, check_tokenizer
+from mindspeed_llm.data.manifest import check_handler, check_tokenizer, read_note_of_data
 from mindspeed_llm.data.order import Mixture, Order
 from mindspeed_llm.data.parts import INSTRUCTION, PAIRWISE, Parts
 from mindspeed_llm.data.tokenizer import NullTokenizer, Tokenizer
@@ -229,7 +229,11 @@ def check_rows(parts: Parts, data: DataFlags, seq_length: int) -> None:
             "other: add --reset-attention-mask (and --reset-position-ids), or preprocess again "
             "without --neat-pack."
         )
-    if data.neat_pack and not several:
+    note = read_note_of_data(parts.prefix)
+    numbered = (
+        several if note is None else not note.flags.get("pack") or note.flags.get("neat_pack")
+    )
+    if data.neat_pack and not numbered:
         warn(
             f"--neat-pack: {parts.prefix} does not say where samples in a row begin; each row is "
             "taken for one sample (preprocess with --pack --neat-pack)"

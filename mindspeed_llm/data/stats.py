@@ -143,7 +143,7 @@ def collect_all(parts: Parts | Part) -> dict[str, Answers]:
 
 def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Counts ``[bins]`` and edges ``[bins + 1]`` of whole numbers."""
-    below, top = int(lengths.min(initial=1)) - 1, int(lengths.max(initial=1))
+    below, top = (int(lengths.min()) - 1, int(lengths.max())) if len(lengths) else (0, 1)
     edges = np.unique(np.linspace(below, top, min(BINS, top - below) + 1).astype(np.int64))
     # An edge belongs to the numbers up to it; numpy's to those from it on.
     return np.histogram(lengths, bins=edges + 0.5)[0], edges

@@ -52,7 +52,7 @@ class DataFlags(RawDataFlags):
     data_path: tuple[str, ...] | None = flag(
         None,
         "Prefix of a tokenized data set (path/name_text_document), several, or a blend: "
-        "weight prefix weight prefix ...",
+        "weight prefix weight prefix ...; raw files are prepared first.",
         nargs="*",
     )
     train_data_path: tuple[str, ...] | None = flag(
@@ -64,6 +64,12 @@ class DataFlags(RawDataFlags):
     test_data_path: tuple[str, ...] | None = flag(
         None, "Data of the final test alone, as --data-path.", nargs="*"
     )
+    json_keys: tuple[str, ...] = flag(("text",), "Key of the text in raw files.", nargs="+")
+    append_eod: bool = flag(False, "End each document of raw files with the end-of-document token.")
+    cache_dir: str | None = flag(
+        None, "Folder of what is prepared of raw files; beside them when left out."
+    )
+    overwrite_cache: bool = flag(False, "Prepare raw files again, whatever is kept.")
     split: str = flag("969,30,1", "Shares of training, evaluation and test in --data-path.")
     mock_data: bool = flag(False, "Train on generated data.")
     data_cache_path: str | None = flag(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mindspeed.transformer.packed import PackedRows
 from mindspeed_llm.data.datasets import build_datasets, collator, splits_with_data
 from mindspeed_llm.data.loader import build_dataloader
+from mindspeed_llm.data.on_the_fly import prepare_raw
 from mindspeed_llm.data.tokenizer import NullTokenizer
 from mindspeed_llm.training.setup import Run
 from mindspeed_llm.training.step import Batch
@@ -47,8 +48,9 @@ class Feed:
         train = cfg.training.train_samples or train_iters * run.batch.global_batch_size
         # A NullTokenizer's end-of-document token is one more id, and must be a row too.
         tokenizer = tokenizer or NullTokenizer(run.model.shape.vocab_size - 1)
+        data = prepare_raw(cfg, tokenizer)
         self._datasets: list[Dataset | None] = build_datasets(
-            cfg.data,
+            data,
             (train, held_out, held_out),
             tokenizer,
             seq_length=run.batch.seq_length,
