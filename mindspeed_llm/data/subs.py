@@ -24,13 +24,14 @@ import numpy as np
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
-from mindspeed_llm.data.indexed import check_indexed, stored_pieces
+from mindspeed_llm.data.indexed import check_indexed
 from mindspeed_llm.data.job import Job
 from mindspeed_llm.data.manifest import Manifest, merge_manifests
 from mindspeed_llm.data.options import PreprocessOptions
 from mindspeed_llm.data.outcome import NothingToWrite, Summary
 from mindspeed_llm.data.packing import PackedRows
 from mindspeed_llm.data.pipeline import Writers
+from mindspeed_llm.data.stored import stored_pieces
 from mindspeed_llm.data.tally import Tally, added
 from mindspeed_llm.data.templates import IGNORE
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
