@@ -231,7 +231,7 @@ class Locator:
             turn = Turn()
             expected = MARKS.findall("".join(_texts(_marked(message))))
             for kind in expected:
-                while at < len(marks) and marks[at].group() == CALLED != kind:
+                while kind in (FIRST, LAST) and marks[at : at + 1] and marks[at].group() == CALLED:
                     at += 1  # a result's turn can name the call again
                 mark = marks[at] if at < len(marks) else None
                 if mark is None or mark.group() != kind:
