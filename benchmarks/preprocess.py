@@ -34,8 +34,10 @@ import numpy as np
 from mindspeed_llm.console import entry_point, say
 from mindspeed_llm.data.encoder import TokenizersEngine, set_threads
 from mindspeed_llm.data.indexed import IndexHeader, bin_path
-from mindspeed_llm.data.preprocess import PreprocessOptions, Run, preprocess
+from mindspeed_llm.data.job import open_job
+from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
 from mindspeed_llm.data.readers import BadRecords, read_batches
+from mindspeed_llm.data.text_run import TextRun
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from mindspeed_llm.files import atomic_path
 
@@ -277,10 +279,11 @@ def measure_fallback(
         part.write_text("".join(lines), encoding="utf-8")
         options = PreprocessOptions(str(part), str(folder / "part"))
         engine = TokenizersEngine(tokenizer.backend_json())
-        run = Run(options, tokenizer, [part], BadRecords(), engine)
+        run = TextRun(open_job(options), tokenizer, engine)
 
-        def fall_back(run: Run = run) -> object:
-            return run.run(read_batches([part], ("text",), BadRecords()))
+        def fall_back(run: TextRun = run) -> object:
+            bad = BadRecords()
+            return run.run(run.job.batches(bad), bad)
 
         ours += seconds_of(fall_back)
         theirs += reference_seconds(tokenizer, few)

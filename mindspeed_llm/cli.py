@@ -15,6 +15,10 @@ from mindspeed_llm.console import entry_point
 
 VERBS = {
     "preprocess": ("mindspeed_llm.data.preprocess", "raw text to an indexed data set"),
+    "data": (
+        "mindspeed_llm.data.command",
+        "look at data: samples with the trained tokens, numbers",
+    ),
     "convert": ("mindspeed_llm.checkpoint.command", "weights, Hugging Face <-> Megatron"),
     "inspect": ("mindspeed_llm.checkpoint.inspect", "what a checkpoint is, and what it lacks"),
     "pretrain": ("mindspeed_llm.training.pretrain", "train on raw text, on any number of ranks"),

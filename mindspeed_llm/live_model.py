@@ -39,7 +39,10 @@ def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
         "expert_tensor_parallel_size": (
             moe.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
         ),
-        "moe_token_dispatcher_type": moe.moe_token_dispatcher_type,
+        # Of dense models too, Megatron asks which dispatcher they do not have.
+        "moe_token_dispatcher_type": (
+            moe.moe_token_dispatcher_type if moe.num_experts else "alltoall"
+        ),
         "moe_router_load_balancing_type": moe.moe_router_load_balancing_type,
         "moe_aux_loss_coeff": moe.moe_aux_loss_coeff,
         "moe_z_loss_coeff": moe.moe_z_loss_coeff,
@@ -69,6 +72,7 @@ def model_options(cfg: Config, layout: PipelineLayout) -> dict[str, Any]:
             interleaved and cfg.parallel.overlap_p2p_comm and get_device().name != "cpu"
         ),
         "deallocate_pipeline_outputs": True,
+        "variable_seq_lengths": cfg.data.variable_seq_lengths and layout.pipeline_parallel > 1,
     }
 
 

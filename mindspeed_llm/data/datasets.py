@@ -13,10 +13,11 @@ from mindspeed.errors import UserError
 from mindspeed_llm.console import say
 from mindspeed_llm.data.blend import Blend, check_blend, parse_blend
 from mindspeed_llm.data.indexed import IndexHeader
-from mindspeed_llm.data.manifest import check_tokenizer
+from mindspeed_llm.data.manifest import check_handler, check_tokenizer, read_manifest
 from mindspeed_llm.data.tokenizer import NullTokenizer, Tokenizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.data import Dataset
 
     from mindspeed_llm.flags.data import DataFlags
@@ -34,6 +35,8 @@ def build_datasets(
     seq_length: int,
     seed: int,
     wanted: bool = True,
+    global_batch_size: int = 1,
+    prompt_type: str | None = None,
 ) -> list[Dataset | None]:
     """Build the data sets of the three splits; collective over all ranks.
 
@@ -46,13 +49,15 @@ def build_datasets(
         seq_length: tokens in a sample; one more is read for the last label.
         seed: of the order of documents and samples.
         wanted: whether this rank reads data.
+        global_batch_size, prompt_type: see
+            :func:`~mindspeed_llm.data.instruction.build_instruction_datasets`.
 
     Returns:
         per split a data set whose samples are dicts of ``tokens``, ``labels`` (int64
         [seq_length]), ``loss_mask`` (float32 [seq_length]) and ``position_ids`` (int64
-        [seq_length]), with ``--reset-attention-mask`` also ``attention_mask`` (bool [1,
-        seq_length, seq_length], True where attention is not allowed); None where nothing is
-        needed, or on a rank that reads none.
+        [seq_length]), or with instruction and preference data
+        :class:`~mindspeed_llm.data.collate.Sample` and pairs of them; None where nothing is
+        needed, or on a rank that reads none. :func:`collator` makes batches of either.
 
     Raises:
         UserError: a data set that is missing, damaged, too small, or of another tokenizer.
@@ -68,10 +73,27 @@ def build_datasets(
     ]
     if blends is None:
         return _mock(data, num_samples, tokenizer, seq_length, seed) if wanted else [None] * 3
+    if of_samples(data):
+        from mindspeed_llm.data.instruction import build_instruction_datasets
+
+        # Every rank looks at the data, so that all of them meet what is wrong with it.
+        made = build_instruction_datasets(
+            data,
+            blends,
+            num_samples,
+            tokenizer,
+            seq_length=seq_length,
+            seed=seed,
+            global_batch_size=global_batch_size,
+            prompt_type=prompt_type,
+        )
+        return [*made] if wanted else [None] * 3
     prefixes = sorted({prefix for blend in blends.values() for prefix in blend.prefixes})
-    if isinstance(tokenizer, Tokenizer):
-        for prefix in prefixes:
+    for prefix in prefixes:
+        check_handler(prefix, "pretrain")
+        if isinstance(tokenizer, Tokenizer):
             check_tokenizer(prefix, tokenizer)
+        _check_ends(prefix, data)
     _check_size(prefixes, seq_length)
 
     from mindspeed_llm.data.index_cache import built_once, choose_builder
@@ -84,6 +106,40 @@ def build_datasets(
 
     datasets = built_once(build, builder, wanted, folder, build_timeout(prefixes, num_samples))
     return datasets if datasets is not None else [None] * 3
+
+
+def of_samples(data: DataFlags) -> bool:
+    """Whether the data are samples with labels, not running text."""
+    return data.is_instruction_dataset or data.is_pairwise_dataset
+
+
+def collator(
+    data: DataFlags, tokenizer: Tokenizer | NullTokenizer, seq_length: int, divisor: int
+) -> Callable[[list[Any]], dict[str, Tensor]] | None:
+    """What makes batches of the samples; None for torch's own way.
+
+    Args:
+        divisor: see :func:`~mindspeed_llm.data.instruction.collator_of`.
+    """
+    if of_samples(data):
+        from mindspeed_llm.data.instruction import collator_of
+
+        return collator_of(data, seq_length, divisor)
+    if data.reset_attention_mask:
+        from mindspeed_llm.data.collate import DocumentCollator
+
+        return DocumentCollator(tokenizer.eod, data.reset_position_ids)
+    return None
+
+
+def _check_ends(prefix: str, data: DataFlags) -> None:
+    """Documents can be kept apart only where something ends them."""
+    note = read_manifest(prefix)
+    if data.reset_attention_mask and note is not None and note.eod is None:
+        raise UserError(
+            f"--reset-attention-mask: the documents of {prefix} have no end-of-document token, by "
+            "which they would be told apart: preprocess the text again with --append-eod."
+        )
 
 
 def blends_of(data: DataFlags) -> dict[str, Blend] | None:
@@ -110,7 +166,8 @@ def blends_of(data: DataFlags) -> dict[str, Blend] | None:
     blends: dict[str, Blend] = {}
     for split, (flag, words) in (named or given).items():
         blends[split] = parse_blend(words or (), flag)
-        check_blend(blends[split], flag)
+        if not of_samples(data):
+            check_blend(blends[split], flag)
     return blends
 
 
@@ -168,11 +225,11 @@ def _config(data: DataFlags, tokenizer: Any, seq_length: int, seed: int, **more:
         random_seed=seed,
         sequence_length=seq_length,
         tokenizer=tokenizer,
-        reset_position_ids=data.reset_position_ids,
-        reset_attention_mask=data.reset_attention_mask,
+        # Documents are kept apart batch by batch (collator); a [s, s] mask is made nowhere.
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        create_attention_mask=False,
         eod_mask_loss=data.eod_mask_loss,
-        # Causal attention makes its own mask; a [s, s] tensor a sample would only be carried.
-        create_attention_mask=data.reset_attention_mask,
         mmap_bin_files=data.mmap_bin_files,
         num_dataset_builder_threads=data.num_dataset_builder_threads,
         **more,

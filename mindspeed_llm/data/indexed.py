@@ -1,4 +1,4 @@
-"""Megatron's indexed data sets (``PREFIX.bin`` + ``PREFIX.idx``): write, check, merge.
+"""Megatron's indexed data sets (``PREFIX.bin`` + ``PREFIX.idx``): write, check.
 
 Format (megatron.core.datasets.indexed_dataset): the .bin file is all tokens; the .idx file is the
 magic ``MMIDIDX``, version 1, a code for the token type, the counts of sequences and of document
@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,6 @@ TYPES_BY_CODE = {
 }  # fmt: skip
 # Megatron takes 16 bits below this many ids, not below 65536.
 UINT16_LIMIT = 65500
-MERGE_TOKENS = 1 << 20
 MARKS_AT_ONCE = 1 << 16
 
 
@@ -303,47 +302,3 @@ def check_indexed(prefix: Path | str) -> IndexHeader:
             "again."
         )
     return header
-
-
-def merge_indexed(prefixes: Sequence[Path], output: Path) -> IndexedWriter:
-    """Write the data sets of ``prefixes``, one after the other, as one.
-
-    Raises:
-        UserError: one is damaged, or they differ in token type.
-    """
-    headers = [check_indexed(prefix) for prefix in prefixes]
-    kinds = {header.dtype for header in headers}
-    if len(kinds) > 1:
-        listed = "; ".join(f"{header.prefix}: {header.dtype.name}" for header in headers)
-        raise UserError(f"data sets of different token types cannot be merged ({listed}).")
-    with IndexedWriter(output, kinds.pop()) as writer:
-        for header in headers:
-            _append(writer, header)
-        writer.commit()
-    return writer
-
-
-def _append(writer: IndexedWriter, header: IndexHeader) -> None:
-    """Add all documents of a data set, a few megabytes at a time."""
-    lengths, marks = header.lengths, header.document_marks
-    size = header.dtype.itemsize
-    with open(bin_path(header.prefix), "rb") as data:
-        first = 0
-        while first < len(marks) - 1:
-            stop = _documents_until(marks, lengths, first)
-            part = np.asarray(lengths[marks[first] : marks[stop]])
-            raw = data.read(int(part.sum(dtype=np.int64)) * size)
-            writer.add(
-                np.frombuffer(raw, dtype=header.dtype), part, np.diff(marks[first : stop + 1])
-            )
-            first = stop
-
-
-def _documents_until(marks: np.ndarray, lengths: np.ndarray, first: int) -> int:
-    """The end of a run of documents from ``first`` with about MERGE_TOKENS tokens, at least one."""
-    stop = min(first + 4096, len(marks) - 1)
-    part = lengths[marks[first] : marks[stop]]
-    tokens = np.cumsum(part, dtype=np.int64)
-    sequences = int(np.searchsorted(tokens, MERGE_TOKENS, side="right"))
-    fitting = int(np.searchsorted(marks[first : stop + 1], marks[first] + sequences, "right")) - 1
-    return first + max(1, fitting)

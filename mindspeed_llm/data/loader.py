@@ -6,7 +6,7 @@ sees the samples it would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
@@ -105,6 +105,7 @@ def build_dataloader(
     dataloader_type: str = "single",
     data_sharding: bool = True,
     pin_memory: bool = False,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> DataLoader | None:
     """Iterate over this rank's micro-batches from ``consumed_samples`` on.
 
@@ -114,6 +115,7 @@ def build_dataloader(
         dataloader_type: "single": one pass in the data set's order (which is shuffled already,
             epochs included); "cyclic": endless passes, each in a new order.
         num_workers: processes that read ahead.
+        collate_fn: makes a batch of samples; torch's own when left out.
 
     Raises:
         UserError: no sample is left, or the data set is smaller than one global micro-batch.
@@ -151,4 +153,5 @@ def build_dataloader(
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=num_workers > 0,
+        collate_fn=collate_fn,
     )

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,27 +19,26 @@ from mindspeed_llm.data.manifest import Manifest
 from mindspeed_llm.data.readers import Batch
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 QUEUED = 2
 
 
-def in_threads(
-    batches: Iterator[Batch], encode: Callable[[Batch], dict[str, Encoded]]
-) -> Iterator[tuple[Batch, dict[str, Encoded]]]:
-    """Read in one thread and encode in another, while the caller uses the results, in order.
+def in_threads(items: Iterator[T], work: Callable[[T], R]) -> Iterator[tuple[T, R]]:
+    """Take items in one thread and work on them in another, while the caller uses the results.
 
-    What either of them raises is raised here; both end when the caller stops.
+    The order stays. What either of them raises is raised here; both end when the caller stops.
     """
 
-    def encoded() -> Iterator[tuple[Batch, dict[str, Encoded]]]:
-        source = ahead(batches)
+    def worked() -> Iterator[tuple[T, R]]:
+        source = ahead(items)
         try:
-            for batch in source:
-                yield batch, encode(batch)
+            for item in source:
+                yield item, work(item)
         finally:
             source.close()
 
-    yield from ahead(encoded())
+    yield from ahead(worked())
 
 
 def ahead(items: Iterator[T], depth: int = QUEUED) -> Any:
@@ -118,17 +117,17 @@ class Writers:
 class Meter:
     """Shows documents/s and tokens/s: a bar on a terminal, else a line every so many documents."""
 
-    def __init__(self, files: Sequence[Path], log_interval: int) -> None:
-        self._bar = progress("B", sum(path.stat().st_size for path in files), "preprocess")
+    def __init__(self, size: int, log_interval: int) -> None:
+        self._bar = progress("B", size or None, "preprocess")
         self._log_interval = log_interval
         self._started = self._last = time.perf_counter()
         self._next = log_interval
         self._documents = self._tokens = self._bytes = 0
 
-    def update(self, batch: Batch, encoded: dict[str, Encoded]) -> None:
+    def update(self, batch: Batch, tokens: int) -> None:
         """Count a batch that has been written."""
         self._documents += len(batch.positions)
-        self._tokens += sum(int(np.size(part.ids)) for part in encoded.values())
+        self._tokens += tokens
         self._bytes += batch.consumed
         now = time.perf_counter()
         seconds = max(now - self._started, 1e-9)

@@ -249,6 +249,34 @@ def _data(config: Config) -> Iterator[str]:
     if not sources:
         yield "--data-path is required (or --train-data-path, or --mock-data)"
     yield from check_split(flags.split)
+    yield from _samples(config)
+
+
+def _samples(config: Config) -> Iterator[str]:
+    flags = config.data
+    if flags.reset_position_ids and not flags.reset_attention_mask:
+        yield (
+            "--reset-position-ids alone does not keep documents, or samples of a packed row, from "
+            "seeing each other: add --reset-attention-mask"
+        )
+    if not flags.is_instruction_dataset:
+        if flags.no_shuffle:
+            yield (
+                "--no-shuffle needs --is-instruction-dataset: samples of running text are drawn "
+                "in Megatron's order"
+            )
+        return
+    if flags.mock_data:
+        yield "--mock-data generates running text, not samples: leave out --is-instruction-dataset"
+    if flags.neat_pack and not flags.reset_attention_mask:
+        yield (
+            "--neat-pack: the samples of a row would see each other; add --reset-attention-mask "
+            "(and --reset-position-ids)"
+        )
+    if flags.eod_mask_loss:
+        yield "--eod-mask-loss: instruction data says itself which tokens are trained; leave it out"
+    if flags.no_shuffle and flags.full_shuffle_instruction_dataset:
+        yield "--no-shuffle and --full-shuffle-instruction-dataset exclude each other"
 
 
 def check_split(split: str) -> Iterator[str]:

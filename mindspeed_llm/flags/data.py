@@ -8,9 +8,6 @@ from mindspeed_llm.flags.chat import ChatFlags
 from mindspeed_llm.flags.core import flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-PACKED = "packed samples (documents that do not see each other)"
-INSTRUCTION = "instruction data"
-
 
 @dataclass(frozen=True)
 class RawDataFlags(ChatFlags):
@@ -25,15 +22,19 @@ class RawDataFlags(ChatFlags):
         at_least=0,
         tools=frozenset({"preprocess"}),
     )
-    pack: bool = flag(False, "Pack samples into rows.", effect=unsupported(INSTRUCTION))
-    neat_pack: bool = flag(False, "Pack and keep samples apart.", effect=unsupported(INSTRUCTION))
-    map_keys: str | None = flag(None, "Column names as JSON.", effect=unsupported(INSTRUCTION))
+    pack: bool = flag(False, "Put several samples into each row of --seq-length tokens.")
+    neat_pack: bool = flag(
+        False, "Number the samples of a row, so that attention keeps them apart; with --pack."
+    )
+    map_keys: str | None = flag(
+        None, 'The handler\'s columns as JSON: {"prompt": "question", ...}.'
+    )
     dataset_additional_keys: tuple[str, ...] = flag(
-        (), "More columns to carry.", nargs="*", effect=unsupported(INSTRUCTION)
+        (), "Further columns, tokenized into data sets of their own.", nargs="*"
     )
     streaming: bool = flag(False, "Read the input as a stream (always so).", effect=ALWAYS)
     hf_datasets_params: str | None = flag(
-        None, "Arguments of load_dataset.", effect=unsupported("loading through datasets")
+        None, "JSON file of arguments of datasets.load_dataset, for a name on a hub."
     )
     cache_dir: str | None = flag(
         None, "Cache of raw data.", effect=neutral("raw data is read in place, without a cache")
@@ -51,7 +52,7 @@ class DataFlags(RawDataFlags):
     data_path: tuple[str, ...] | None = flag(
         None,
         "Prefix of a tokenized data set (path/name_text_document), several, or a blend: "
-        "weight prefix weight prefix ...",
+        "weight prefix weight prefix ...; raw files are prepared first.",
         nargs="*",
     )
     train_data_path: tuple[str, ...] | None = flag(
@@ -63,6 +64,12 @@ class DataFlags(RawDataFlags):
     test_data_path: tuple[str, ...] | None = flag(
         None, "Data of the final test alone, as --data-path.", nargs="*"
     )
+    json_keys: tuple[str, ...] = flag(("text",), "Key of the text in raw files.", nargs="+")
+    append_eod: bool = flag(False, "End each document of raw files with the end-of-document token.")
+    cache_dir: str | None = flag(
+        None, "Folder of what is prepared of raw files; beside them when left out."
+    )
+    overwrite_cache: bool = flag(False, "Prepare raw files again, whatever is kept.")
     split: str = flag("969,30,1", "Shares of training, evaluation and test in --data-path.")
     mock_data: bool = flag(False, "Train on generated data.")
     data_cache_path: str | None = flag(
@@ -85,10 +92,12 @@ class DataFlags(RawDataFlags):
     )
     eod_mask_loss: bool = flag(False, "Take no loss on end-of-document tokens.")
     reset_position_ids: bool = flag(
-        False, "Restart positions after each document.", effect=unsupported(PACKED)
+        False,
+        "Positions start at 0 with each document, or sample of a packed row.",
+        effect=part_of("reset_attention_mask"),
     )
     reset_attention_mask: bool = flag(
-        False, "Keep documents of one sample apart.", effect=unsupported(PACKED)
+        False, "Documents, or samples of a packed row, do not see each other."
     )
     no_shared_storage: bool = flag(
         False, "Each node has its own disk: each builds its own sample indices."
@@ -98,31 +107,45 @@ class DataFlags(RawDataFlags):
         "Share data among the ranks of a node.",
         effect=neutral("data files are mapped, and so shared, already"),
     )
-    no_shuffle: bool = flag(
-        False, "Keep the order of samples.", effect=unsupported("unshuffled data")
-    )
-    padded_samples: bool = flag(
-        False, "Pad the last batch.", effect=unsupported("padded last batch")
-    )
-    full_shuffle_instruction_dataset: bool = flag(
-        False, "Shuffle instruction data.", effect=part_of("is_instruction_dataset")
-    )
     is_instruction_dataset: bool = flag(
-        False, "The data holds prompts and answers.", effect=unsupported(INSTRUCTION)
+        False,
+        "The data are prompts and answers: PREFIX of PREFIX_packed_input_ids_document and so on.",
     )
     is_pairwise_dataset: bool = flag(
-        False, "The data holds preference pairs.", effect=unsupported("preference data")
+        False, "The data holds preference pairs.", effect=unsupported("preference training (DPO)")
+    )
+    neat_pack: bool = flag(
+        False,
+        "Rows hold several samples, numbered when they were packed.",
+        effect=part_of("is_instruction_dataset"),
+    )
+    no_shuffle: bool = flag(False, "Read instruction data in its own order, pass after pass.")
+    full_shuffle_instruction_dataset: bool = flag(
+        False,
+        "Shuffle the passes over instruction data among each other, not each by itself.",
+        effect=part_of("is_instruction_dataset"),
+    )
+    padded_samples: bool = flag(
+        False,
+        "Fill a pass over instruction data up to whole global batches with its first samples.",
+        effect=part_of("is_instruction_dataset"),
+    )
+    cut_max_seqlen: bool = flag(
+        False,
+        "Cut off the ends of samples longer than --seq-length, instead of stopping.",
+        effect=part_of("is_instruction_dataset"),
     )
     variable_seq_lengths: bool = flag(
-        False,
-        "Samples of different lengths.",
-        effect=unsupported("samples of different lengths"),
+        False, "Pipeline stages tell each other the length of each micro-batch."
     )
     no_pad_to_seq_lengths: bool = flag(
         False,
-        "Pad only to the longest sample.",
-        effect=unsupported("samples of different lengths"),
+        "Pad each micro-batch to its longest sample, not to --seq-length.",
+        effect=part_of("is_instruction_dataset"),
     )
     pad_to_multiple_of: int = flag(
-        8, "Round sample lengths up.", effect=part_of("no_pad_to_seq_lengths")
+        8,
+        "Round the length of a micro-batch up.",
+        at_least=1,
+        effect=part_of("no_pad_to_seq_lengths"),
     )

@@ -81,6 +81,12 @@ def _training_faults(config: Config) -> Iterator[str]:
             "training experts with --tensor-model-parallel-size above 1 needs --sequence-parallel: "
             "without it every rank would send all tokens"
         )
+    spread = parallel.pipeline_model_parallel_size > 1 or moe.expert_model_parallel_size > 1
+    if config.data.variable_seq_lengths and spread and moe.moe_token_dispatcher_type == "allgather":
+        yield (
+            "experts and micro-batches of different lengths (--variable-seq-lengths, "
+            "--no-pad-to-seq-lengths) need --moe-token-dispatcher-type alltoall"
+        )
     if moe.moe_aux_loss_coeff and moe.moe_router_load_balancing_type == "none":
         yield "--moe-aux-loss-coeff needs a --moe-router-load-balancing-type other than none"
     if moe.moe_router_enable_expert_bias and moe.moe_router_score_function != "sigmoid":

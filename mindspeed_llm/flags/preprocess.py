@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import flag
-from mindspeed_llm.flags.data import INSTRUCTION, RawDataFlags
+from mindspeed_llm.flags.data import RawDataFlags
 from mindspeed_llm.flags.status import neutral, part_of, unsupported
 
-MIX = "mixing data sets"
+REASONING = "templates with an effort of reasoning"
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,13 @@ class PreprocessFlags(RawDataFlags):
 
     input: str | None = flag(
         None,
-        "File or folder of raw text: jsonl, json (also .gz, .zst), parquet, csv, txt.",
+        "File, folder or pattern of data: jsonl, json (also .gz, .zst), parquet, arrow, csv, txt; "
+        "names of data sets in --dataset-dir; a name on a hub.",
     )
     output_prefix: str | None = flag(
-        None, "Path and name of the result; _text_document.bin and .idx are appended."
+        None,
+        "Path and name of the result; _text_document.bin and .idx are appended (of chats "
+        "_packed_input_ids_document ...).",
     )
     json_keys: tuple[str, ...] = flag(("text",), "Keys or columns to tokenize.", nargs="+")
     append_eod: bool = flag(False, "End each document with the end-of-document token.")
@@ -30,7 +33,7 @@ class PreprocessFlags(RawDataFlags):
         choices=("stop", "skip"),
     )
     log_interval: int = flag(1000, "Documents between progress reports.", at_least=1)
-    seed: int = flag(1234, "Random seed.", effect=neutral("nothing is drawn at random here"))
+    seed: int = flag(1234, "Random seed of --interleave-probs.")
     dataset_impl: str = flag(
         "mmap",
         "Form of the result.",
@@ -39,9 +42,18 @@ class PreprocessFlags(RawDataFlags):
     )
     n_subs: int = flag(
         1,
-        "Split the work into parts.",
+        "Make so many parts, each in a process of its own, and join them; after a stop, parts that "
+        "are complete are not made again.",
         at_least=1,
-        effect=neutral("the input is streamed through --workers, without parts"),
+    )
+    engine: str = flag(
+        "local",
+        "Who makes the parts of --n-subs: processes of this machine, or a ray cluster with one "
+        "file system.",
+        choices=("local", "ray"),
+    )
+    shard: str | None = flag(
+        None, "i/n: take the i-th of n parts of the input (for several machines)."
     )
     datasets: str | None = flag(
         None, "Not used by anything.", effect=neutral("not used by anything")
@@ -52,9 +64,18 @@ class PreprocessFlags(RawDataFlags):
     keep_newlines: bool = flag(
         False, "Keep newlines of sentences.", effect=part_of("split_sentences")
     )
-    seq_length: int | None = flag(None, "Longest sample.", effect=unsupported(INSTRUCTION))
-    max_samples: int | None = flag(
-        None, "Take only the first samples.", effect=unsupported("taking the first samples")
+    seq_length: int | None = flag(
+        None, "Tokens of the longest sample, and of a packed row.", at_least=2
+    )
+    over_long: str | None = flag(
+        None,
+        "A sample longer than --seq-length: leave it out, or cut it after its last whole answer "
+        "that fits. Cut with --neat-pack, else left out.",
+        choices=("drop", "cut"),
+    )
+    max_samples: int | None = flag(None, "Take the first records of each data set.", at_least=1)
+    max_dropped_share: float = flag(
+        0.2, "Stop if more of the chat records are left out.", at_least=0, at_most=1
     )
     merge_group_keys: tuple[str, ...] | None = flag(
         None,
@@ -72,14 +93,18 @@ class PreprocessFlags(RawDataFlags):
         "Vocabulary padding.",
         effect=neutral("padding is a matter of the model, not the data"),
     )
-    dataset_dir: str | None = flag(None, "Folder of dataset_info.json.", effect=unsupported(MIX))
+    dataset_dir: str | None = flag(
+        None, "Folder of dataset_info.json, for LlamaFactoryInstructionHandler."
+    )
     mix_strategy: str = flag(
         "concat",
-        "How data sets are mixed.",
+        "Data sets one after the other, or interleaved until the first (under) or the last (over) "
+        "of them ends.",
         choices=("concat", "interleave_under", "interleave_over"),
-        effect=unsupported(MIX),
     )
-    interleave_probs: str | None = flag(None, "Shares of mixed data sets.", effect=unsupported(MIX))
+    interleave_probs: str | None = flag(
+        None, "Shares of interleaved data sets, with commas between; in turn when left out."
+    )
     script_data_dir: str | None = flag(
         None, "Data folder of a loading script.", effect=unsupported("loading scripts")
     )
@@ -91,7 +116,7 @@ class PreprocessFlags(RawDataFlags):
     )
     obf_seed_content: str | None = flag(None, "Seed of it.", effect=part_of("data_obfuscation"))
     reasoning_effort: str | None = flag(
-        None, "Effort of thinking.", choices=("max", "high"), effect=unsupported(INSTRUCTION)
+        None, "Effort of thinking.", choices=("max", "high"), effect=unsupported(REASONING)
     )
     drop_thinking: str = flag(
         "True",

@@ -46,6 +46,14 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     ):
         training = replace(training, check_for_nan_in_loss_and_grad=False)
         notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
+    data = config.data
+    if data.no_pad_to_seq_lengths and not data.variable_seq_lengths:
+        data = replace(data, variable_seq_lengths=True)
+    if data.reset_attention_mask and not data.reset_position_ids:
+        notes.append(
+            "--reset-attention-mask without --reset-position-ids: positions go on over the "
+            "samples of a row, which rotary attention does not see"
+        )
     moe, expert_notes = settle_experts(config)
     notes += expert_notes
     if optimizer.weight_decay_incr_style == "constant":
@@ -58,5 +66,6 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         training=training,
         parallel=parallel,
         optimizer=optimizer,
+        data=data,
     )
     return settled, notes

@@ -84,6 +84,11 @@ class Loop:
             run.scheduler.step(increment=batch_size)
         progress.iteration += 1
         progress.consumed_train_samples += batch_size
+        if result.empty_micro_batches:
+            say_last(
+                f"warning: iteration {progress.iteration}: {result.empty_micro_batches} "
+                "micro-batches hold no token that is trained; they add nothing to loss and gradient"
+            )
         self._report(result, batch_size, learning_rate or 0.0)
 
     def _report(self, result: StepResult, batch_size: int, learning_rate: float) -> None:

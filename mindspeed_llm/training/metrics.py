@@ -45,6 +45,8 @@ class _Window:
     updates_skipped: int = 0
     nan: int = 0
     iterations: int = 0
+    tokens: int = 0
+    trained: int = 0
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -111,18 +113,25 @@ class Reporter:
             else:
                 window.nan += 1
         window.router.append(result.router_losses)
+        window.tokens += result.tokens
+        window.trained += result.trained_tokens
         window.updates_skipped += not result.updated
         if iteration % self._interval and iteration != self._train_iters:
             return
         now = time.perf_counter()
         seconds = (now - window.started) / window.iterations
-        sequences_per_second = global_batch_size / seconds
+        elapsed = now - window.started
+        # In full rows: attention of shorter ones costs less than this counts.
+        sequences_per_second = window.tokens / self._seq_length / elapsed
         world = torch.distributed.get_world_size()
         record = {
             "iteration": iteration,
             "consumed_samples": consumed_samples,
             "seconds_per_iteration": seconds,
-            "tokens_per_second": sequences_per_second * self._seq_length,
+            "tokens_per_second": window.tokens / elapsed,
+            "trained_tokens_per_second": (
+                window.trained / elapsed if window.trained < window.tokens else None
+            ),
             "tflops_per_device": sequences_per_second * self._flops / world / 1e12,
             "learning_rate": learning_rate,
             "global_batch_size": global_batch_size,

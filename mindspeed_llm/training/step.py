@@ -17,7 +17,9 @@ from torch import Tensor
 
 from mindspeed_llm.training.router_losses import router_losses
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Any]
+"""``tokens``, ``labels``, ``position_ids`` and ``loss_mask``, ``[b, s]``; ``packed``, a
+:class:`~mindspeed.transformer.packed.PackedRows`, where rows hold samples apart from each other."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,16 @@ class StepResult:
     """What one iteration did.
 
     Attributes:
-        loss: mean over the tokens of the global batch; None off the last pipeline stage.
+        loss: mean over the trained tokens of the global batch; None off the last pipeline stage,
+            and if there is none.
         grad_norm: before clipping; None if the update was skipped.
         updated: whether the optimizer stepped (False after an fp16 overflow).
         further_losses: those of tokens further ahead, one for each layer of multi-token
             prediction; as ``loss``, mean and on the last pipeline stage only.
         router_losses: see :func:`mindspeed_llm.training.router_losses.router_losses`.
+        tokens, trained_tokens: of the global batch, all (padding included) and those in the loss;
+            0 off the last pipeline stage.
+        empty_micro_batches: those without a trained token, which add nothing to loss and gradient.
     """
 
     loss: float | None
@@ -39,6 +45,9 @@ class StepResult:
     updated: bool
     further_losses: tuple[float, ...] = ()
     router_losses: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    trained_tokens: int = 0
+    empty_micro_batches: int = 0
 
 
 def loss_of_batch(
@@ -56,6 +65,7 @@ def loss_of_batch(
     total = torch.sum(losses.float() * mask)
     count = mask.sum()
     report = {"lm loss": torch.stack([total.detach(), count])}
+    report["tokens"] = torch.stack([torch.full_like(count, mask.numel()), (count == 0).float()])
     if further is not None:
         report["further losses"] = further
     return total, count.to(torch.int), report
@@ -64,7 +74,8 @@ def loss_of_batch(
 def forward_step(batches: Iterator[Batch] | None, model: torch.nn.Module) -> tuple[Any, Any]:
     """Megatron's forward step: the model's output, and the function that makes it a loss.
 
-    Middle pipeline stages have no ``batches``; what they compute on comes from their neighbour.
+    Middle pipeline stages have no ``batches`` where they need nothing but what their neighbour
+    sends; where rows hold several samples they do, and take their lengths from them.
     """
     if batches is None:
         return model(None, None, None), None
@@ -75,6 +86,7 @@ def forward_step(batches: Iterator[Batch] | None, model: torch.nn.Module) -> tup
         attention_mask=None,
         labels=batch["labels"],
         loss_mask=batch["loss_mask"],
+        packed_seq_params=batch.get("packed"),
     )
     return losses, partial(loss_of_batch, batch["loss_mask"], further=further_losses(model))
 
@@ -111,13 +123,17 @@ def train_step(
         forward_only=False,
     )
     updated, grad_norm, num_zeros = optimizer.step()
+    sums = totals(reports)
     return StepResult(
-        loss=mean_loss(reports),
+        loss=sums.mean,
         grad_norm=None if grad_norm is None else float(grad_norm),
         num_zeros=num_zeros,
         updated=bool(updated),
         further_losses=tuple(means(reports, "further losses")),
         router_losses=router_losses(chunks[0].config, num_microbatches),
+        tokens=sums.tokens,
+        trained_tokens=sums.trained,
+        empty_micro_batches=sums.empty,
     )
 
 
@@ -147,22 +163,43 @@ def evaluate(
             )
     for chunk in chunks:
         chunk.train()
-    return mean_loss(reports)
+    return totals(reports).mean
 
 
-def mean_loss(reports: list[dict[str, Tensor]]) -> float | None:
-    """Mean over all tokens of all micro-batches and data-parallel ranks.
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all micro-batches and data-parallel ranks; all 0 off the last pipeline stage."""
 
-    ``reports`` is empty on all pipeline stages but the last, which then get None.
-    """
-    return next(iter(means(reports, "lm loss")), None)
+    loss: float = 0.0
+    trained: int = 0
+    tokens: int = 0
+    empty: int = 0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean loss of a trained token, if there is any."""
+        return self.loss / self.trained if self.trained else None
+
+
+def totals(reports: list[dict[str, Tensor]]) -> Totals:
+    """Sum reports up; ``reports`` is empty on all pipeline stages but the last."""
+    if not reports:
+        return Totals()
+    loss, trained, tokens, empty = _summed(
+        [torch.cat([report["lm loss"], report["tokens"]]) for report in reports]
+    ).tolist()
+    return Totals(loss, int(trained), int(tokens), int(empty))
 
 
 def means(reports: list[dict[str, Tensor]], name: str) -> list[float]:
-    """Means of what reports hold as sums and numbers, ``[2]`` or ``[n, 2]``; none if nothing."""
+    """Means of what reports hold as sums and numbers ``[n, 2]``; none if nothing."""
     found = [report[name] for report in reports if name in report]
     if not found:
         return []
-    total = torch.stack(found).sum(dim=0).view(-1, 2)
+    return [value / count if count else float("nan") for value, count in _summed(found).tolist()]
+
+
+def _summed(found: list[Tensor]) -> Tensor:
+    total = torch.stack(found).sum(dim=0)
     torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
-    return [value / count if count else float("nan") for value, count in total.tolist()]
+    return total

@@ -20,11 +20,11 @@ from mindspeed_llm.data.indexed import (
     MAGIC,
     IndexedWriter,
     check_indexed,
-    merge_indexed,
     token_dtype,
 )
 from mindspeed_llm.data.manifest import read_manifest
 from mindspeed_llm.data.preprocess import PreprocessOptions, merge_groups, preprocess
+from mindspeed_llm.data.stored import merge_indexed
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import small
 
@@ -285,7 +285,7 @@ def test_data_10_a_merged_set_is_the_concatenation(
     parts = [[[1, 2], [3]], [[4, 5, 6]], [[7], [8, 9], [10]]]
     prefixes = [make(tmp_path / f"p{i}", part) for i, part in enumerate(parts)]
     for tokens in (1, 3, 1 << 20):
-        monkeypatch.setattr("mindspeed_llm.data.indexed.MERGE_TOKENS", tokens)
+        monkeypatch.setattr("mindspeed_llm.data.stored.MERGE_TOKENS", tokens)
         merge_indexed(prefixes, tmp_path / "merged")
         data = indexed_dataset(tmp_path / "merged")
         assert [one.tolist() for one in data[: len(data)]] == list(chain.from_iterable(parts))

@@ -131,8 +131,8 @@ def wrong(name: str, folder: Path) -> tuple[list[str], str]:
             "Did you mean GeneralPretrainHandler",
         ),
         "handler not there yet": (
-            {"--handler-name": "AlpacaStyleInstructionHandler"},
-            "not there yet",
+            {"--handler-name": "StackOverflowPythonPretrainHandler"},
+            "use GeneralPretrainHandler with --json-keys",
         ),
         "tokenizer folder not there": (
             {"--tokenizer-name-or-path": "Qwen/Qwen3-8B"},

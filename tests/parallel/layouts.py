@@ -129,9 +129,16 @@ def build(argv: list[str]):
     return run
 
 
-def batches_of(run, ids: list[list[int]]):
-    """One micro-batch per row of ``ids`` for each model chunk; the labels are the next tokens."""
+def batches_of(run, ids: list[list[int]], segments: list[int] | None = None):
+    """One micro-batch per row of ``ids`` for each model chunk; the labels are the next tokens.
+
+    Args:
+        segments: number of the sample of each token, the same in every row; None: one sample.
+    """
     import torch
+
+    from mindspeed.transformer.packed import PackedRows
+    from mindspeed_llm.data.collate import positions_of
 
     rows = [torch.tensor([row]) for row in ids]
     micro = [
@@ -143,6 +150,12 @@ def batches_of(run, ids: list[list[int]]):
         }
         for row in rows
     ]
+    if segments is not None:
+        numbers = torch.tensor([segments], dtype=torch.int32)
+        positions = torch.from_numpy(positions_of(numbers.numpy()))
+        for batch in micro:
+            batch["packed"] = PackedRows.of(numbers, positions)
+        return [iter(micro) for _ in range(run.layout.chunks)]
     stage, layout = run.position.pipeline, run.layout
     reads = [layout.is_first(stage, c) or layout.is_last(stage, c) for c in range(layout.chunks)]
     return [iter(micro) if wanted else None for wanted in reads]
@@ -203,8 +216,18 @@ def gradients_of(run):
     }
 
 
-def logits(rank: int, world: int, argv: list[str], ids: list[list[int]]):
-    """Logits of the real vocabulary, [rows, tokens, vocab], on the last stage; else None."""
+def logits(
+    rank: int,
+    world: int,
+    argv: list[str],
+    ids: list[list[int]],
+    segments: list[int] | None = None,
+):
+    """Logits of the real vocabulary, [rows, tokens, vocab], on the last stage; else None.
+
+    Args:
+        segments: as :func:`batches_of`.
+    """
     import torch
     from megatron.core import tensor_parallel
     from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -218,7 +241,8 @@ def logits(rank: int, world: int, argv: list[str], ids: list[list[int]]):
         batch = next(batches) if batches is not None else None
         tokens = None if batch is None else batch["tokens"]
         positions = None if batch is None else batch["position_ids"]
-        output = model(tokens, positions, None)
+        packed = None if batch is None else batch.get("packed")
+        output = model(tokens, positions, None, packed_seq_params=packed)
 
         def collect(value, non_loss_data=False):
             whole = tensor_parallel.gather_from_tensor_model_parallel_region(value)
@@ -227,7 +251,7 @@ def logits(rank: int, world: int, argv: list[str], ids: list[list[int]]):
 
         return output, collect
 
-    batches = batches_of(run, [[*row, 0] for row in ids])
+    batches = batches_of(run, [[*row, 0] for row in ids], segments)
     single = len(run.chunks) == 1
     with torch.no_grad():
         get_forward_backward_func()(

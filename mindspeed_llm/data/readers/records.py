@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -42,16 +43,20 @@ class Batch:
         positions: the number of each record in the file, from 1: its line, or its row in a
             columnar file or JSON array element's first line.
         consumed: bytes of the (possibly compressed) input that this batch used up.
+        sources, places: of records mixed from several data sets: which one each is from, and
+            where it stands.
     """
 
     path: Path
     columns: dict[str, Column]
     positions: Sequence[int]
     consumed: int = 0
+    sources: Sequence[int] = ()
+    places: Sequence[str] = ()
 
     def place(self, index: int) -> str:
         """Where the record at ``index`` stands: ``file:line`` or ``file:row``."""
-        return f"{self.path}:{self.positions[index]}"
+        return self.places[index] if self.places else f"{self.path}:{self.positions[index]}"
 
 
 @dataclass
@@ -67,6 +72,8 @@ class BadRecords:
     skip: bool = False
     count: int = 0
     first: str = ""
+    # Readers and handlers reject in threads of their own.
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def reject(self, place: str, reason: str) -> None:
         """Report the record at ``place`` (``file:line``).
@@ -79,8 +86,9 @@ class BadRecords:
             raise UserError(
                 f"{place}.\nMend the record, or leave out such records with --on-error skip."
             )
-        self.count += 1
-        self.first = self.first or place
+        with self._lock:
+            self.count += 1
+            self.first = self.first or place
 
 
 class Builder:

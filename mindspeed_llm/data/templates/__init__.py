@@ -7,16 +7,15 @@ The way from a conversation to tokens::
     encoded = ChatEncoder(engine, tokenizer).encode(rendered)
     encoded.ids, encoded.labels, encoded.lengths       # flat arrays of all samples
 
-A conversation gives one sample, or several with ``--history each``. Pairs go through
+A conversation gives one sample, or several with ``--train-turns each``. Pairs go through
 ``template.pair``, prompts for generation through ``template.prompt``.
 """
 
 from mindspeed_llm.data.templates.chat_encoder import IGNORE, ChatEncoder, EncodedChats
 from mindspeed_llm.data.templates.load import load_template
-from mindspeed_llm.data.templates.template import HISTORY, Rendered, Template, TemplateError
+from mindspeed_llm.data.templates.template import Rendered, Template, TemplateError
 
 __all__ = [
-    "HISTORY",
     "IGNORE",
     "ChatEncoder",
     "EncodedChats",

@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.conversation import Conversation
-from mindspeed_llm.data.templates.template import Rendered, Template
+from mindspeed_llm.data.templates.definition import load_definitions
+from mindspeed_llm.data.templates.named import NamedTemplate
+from mindspeed_llm.data.templates.template import Template
 from mindspeed_llm.data.tokenizer import Tokenizer
+
+AUTO = "auto"
 
 
 def load_template(
     tokenizer: Tokenizer,
     prompt_type: str | None = None,
-    prompt_type_path: Path | None = None,
+    prompt_type_path: str | Path | None = None,
     enable_thinking: str | None = None,
-    history: str = "template",
+    train_turns: str = "all",
+    preserve_thinking: bool = False,
+    use_chat_template: bool = False,
 ) -> Template:
     """The template for ``--prompt-type``.
 
@@ -24,34 +29,28 @@ def load_template(
         prompt_type: a name, or "auto" for the tokenizer's own template.
         prompt_type_path: a file of further named templates.
         enable_thinking: "true", "false" or "none" (as None).
-        history: one of :data:`~mindspeed_llm.data.templates.template.HISTORY`.
+        train_turns: "all", "last" or "each".
+        preserve_thinking: keep the thinking of earlier answers.
+        use_chat_template: as the prompt type "auto".
 
     Raises:
-        UserError: an unknown name, a broken file, or a tokenizer without a template of its own.
+        UserError: an unknown name, a broken file, a template that does not fit the tokenizer, or a
+            tokenizer without a template of its own.
     """
-    if prompt_type != "chatml":
-        raise UserError(f"--prompt-type {prompt_type}: not there yet; there is: chatml.")
-    return _Chatml(history)
+    if use_chat_template and prompt_type not in (None, AUTO):
+        raise UserError(
+            f"--use-chat-template and --prompt-type {prompt_type} name two templates; give one."
+        )
+    if prompt_type is None and not use_chat_template:
+        raise UserError(
+            "Conversations need a template: --prompt-type auto takes the tokenizer's own, "
+            "--prompt-type NAME one of docs/templates.md."
+        )
+    thinking = enable_thinking or "none"
+    if use_chat_template or prompt_type == AUTO:
+        from mindspeed_llm.data.templates.auto import AutoTemplate
 
-
-class _Chatml(Template):
-    name = "chatml"
-    stop = ("<|im_end|>",)
-
-    def __init__(self, history: str) -> None:
-        self.history = history
-
-    def render(self, conversation: Conversation) -> Rendered:
-        text = ""
-        spans = []
-        for message in conversation.messages:
-            text += f"<|im_start|>{message.role}\n"
-            start = len(text)
-            text += f"{message.content}<|im_end|>"
-            if message.role == "assistant" and message.trained:
-                spans.append((start, len(text)))
-            text += "\n"
-        return Rendered(text, tuple(spans))
-
-    def prompt(self, conversation: Conversation) -> str:
-        return self.render(conversation).text + "<|im_start|>assistant\n"
+        return AutoTemplate(tokenizer, thinking, train_turns, preserve_thinking)
+    path = Path(prompt_type_path).expanduser() if prompt_type_path else None
+    definition = load_definitions(path).get(str(prompt_type))
+    return NamedTemplate(definition, tokenizer, thinking, train_turns, preserve_thinking)

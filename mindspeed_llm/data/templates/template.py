@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 
 from mindspeed_llm.data.conversation import Conversation, Message, Pair
 
-# What is trained of a conversation with several answers (--history; docs/templates.md).
-HISTORY = ("template", "last", "each", "keep")
-
 
 class TemplateError(ValueError):
     """A conversation that this template cannot write; the message says why."""
@@ -35,12 +32,13 @@ class Template(ABC):
     Attributes:
         name: as the user gave it.
         stop: the texts of the tokens that end an assistant's turn, the most usual one first.
-        history: what is trained of a conversation with several answers, one of :data:`HISTORY`.
+        train_turns: what is trained of a conversation with several answers: ``all`` of them, the
+            ``last``, or ``each`` as a sample of its own.
     """
 
     name: str
     stop: tuple[str, ...]
-    history: str = "template"
+    train_turns: str = "all"
 
     @abstractmethod
     def render(self, conversation: Conversation) -> Rendered:
@@ -64,9 +62,9 @@ class Template(ABC):
         Raises:
             TemplateError: as for :meth:`render`.
         """
-        if self.history == "last":
+        if self.train_turns == "last":
             return [self.render(only_last(conversation))]
-        if self.history == "each":
+        if self.train_turns == "each":
             return [self.render(part) for part in each_turn(conversation)]
         return [self.render(conversation)]
 

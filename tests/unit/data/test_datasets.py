@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.data.blend import Blend, parse_blend
-from mindspeed_llm.data.datasets import build_datasets, splits_with_data
+from mindspeed_llm.data.datasets import build_datasets, collator, splits_with_data
 from mindspeed_llm.data.indexed import IndexedWriter
 from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import NullTokenizer, load_hf_tokenizer
@@ -113,22 +113,42 @@ def test_own_data_for_each_split(prefixes: list[str]) -> None:
         build(DataFlags(valid_data_path=(a,)), (40, 10, 0))
 
 
-def test_end_of_document_masks(prefixes: list[str]) -> None:
+@pytest.mark.parametrize("reset_positions", [True, False])
+def test_documents_apart_are_megatron_s(prefixes: list[str], reset_positions: bool) -> None:
+    """PACK-01: positions and boundaries of a batch are those of Megatron's own [s, s] masks."""
+    from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
+
     flags = DataFlags(
         data_path=(prefixes[0],),
         split="100,0,0",
         eod_mask_loss=True,
-        reset_position_ids=True,
+        reset_position_ids=reset_positions,
         reset_attention_mask=True,
     )
     samples = build(flags)[0]
-    sample = next(one for one in samples if EOD in one["tokens"][:-1])
-    ends = (sample["tokens"] == EOD).nonzero().flatten().tolist()
-    assert sample["loss_mask"][ends].sum() == 0
-    assert sample["loss_mask"].sum() == SEQ - len(ends)
-    after = ends[0] + 1
-    assert sample["position_ids"][after] == 0
-    assert sample["attention_mask"][0, after, ends[0]]
+    batch = collator(flags, NullTokenizer(EOD), SEQ, 1)([samples[i] for i in range(8)])
+    assert (batch["tokens"][:, :-1] == EOD).any()
+    for row in range(8):
+        mask, loss_mask, positions = _get_ltor_masks_and_position_ids(
+            batch["tokens"][row], EOD, reset_positions, True, True, True
+        )
+        segments = batch["segments"][row]
+        later = np.triu(np.ones((SEQ, SEQ), dtype=bool), 1)
+        hidden = (segments[:, None] != segments).numpy() | later
+        assert np.array_equal(hidden, mask[0].numpy())
+        assert np.array_equal(batch["position_ids"][row], positions)
+        assert np.array_equal(batch["loss_mask"][row], loss_mask)
+
+
+def test_documents_without_an_end_cannot_be_kept_apart(tmp_path: Path) -> None:
+    """PACK-01: --append-eod and --reset-attention-mask go together."""
+    tokenizer = load_hf_tokenizer(small.byte_level())
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"words and words {n}"}) + "\n" for n in range(30)))
+    preprocess(PreprocessOptions(input=str(text), output_prefix=str(tmp_path / "d")), tokenizer)
+    flags = DataFlags(data_path=(f"{tmp_path}/d_text_document",), reset_attention_mask=True)
+    with pytest.raises(UserError, match=r"no end-of-document token.*--append-eod"):
+        build_datasets(flags, (4, 0, 0), tokenizer, seq_length=SEQ, seed=1)
 
 
 def test_mock_data() -> None:

@@ -119,7 +119,7 @@ def test_smollm2s_own_tokenizer_on_source_code_and_special_tokens(tmp_path: Path
     texts += [*special_texts(tokenizer), *random_texts(300)]
     engine = choose_engine(tokenizer, texts[:20], workers=2)
     assert isinstance(engine, FastokensEngine)
-    encoded = engine._encode(texts)
+    encoded = engine._encode(texts, True)
     assert engine.refused > 0, "this vocabulary lacks bytes: the second way must have been taken"
     expected = concatenate(tokenizer.hf(texts, verbose=False)["input_ids"])
     assert same(encoded, expected)

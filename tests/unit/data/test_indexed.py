@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.indexed import IndexedWriter, check_indexed, merge_indexed, token_dtype
+from mindspeed_llm.data.indexed import IndexedWriter, check_indexed, token_dtype
+from mindspeed_llm.data.stored import merge_indexed
 
 
 def indexed_dataset(prefix: Path):

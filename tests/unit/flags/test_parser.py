@@ -152,7 +152,7 @@ REFUSALS = [
     ("convert", "--transformer-impl transformer_engine", "TransformerEngine"),
     ("inference", "--task chat", "chat"),
     ("inference", "--task beam_search", "beam search"),
-    ("preprocess", "--pack", "instruction data"),
+    ("preprocess", "--split-sentences", "sentence splitting"),
 ]
 
 
