@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +132,3 @@ def test_mistakes(tmp_path, chat):
         main(["show", str(tmp_path / "nothing")])
     with pytest.raises(UserError, match=r"--start 1: .* has rows 0 to 0"):
         main(["show", str(chat), "--start", "1"])
-    note = {"tokenizer": "/gone"}
-    Path(f"{chat}_packed_input_ids_document.json").write_text(json.dumps(note))
-    with pytest.raises(UserError, match="not a note of this tool"):
-        main(["show", str(chat), "--tokenizer", str(small.byte_level())])

@@ -284,3 +284,27 @@ def test_other_tools(tool, words, expected):
 
 def test_joining_data_sets_needs_no_tokenizer():
     parse("preprocess", ["--input", "a", "--output-prefix", "b", "--merge-group-keys", "text"])
+
+
+@pytest.mark.parametrize(
+    "words, fault",
+    [
+        ("--reset-position-ids", "--reset-position-ids alone does not keep"),
+        (
+            "--is-instruction-dataset --neat-pack",
+            "would see each other; add --reset-attention-mask",
+        ),
+        ("--no-shuffle", "--no-shuffle needs --is-instruction-dataset"),
+        ("--is-instruction-dataset --eod-mask-loss", "says itself which tokens are trained"),
+        (
+            "--is-instruction-dataset --no-shuffle --full-shuffle-instruction-dataset",
+            "exclude each other",
+        ),
+        ("--is-pairwise-dataset", "needs preference training"),
+    ],
+)
+def test_pack_01_paired_flags_of_the_data(words: str, fault: str) -> None:
+    """PACK-01: one of a pair without the other is refused."""
+    argv = f"--seq-length 8 --lr 1 --train-iters 1 --data-path x {words}"
+    with pytest.raises(UserError, match=fault):
+        parse("pretrain", argv.split())

@@ -93,7 +93,7 @@ def test_form_of_model_that_does_not_exist_is_refused(write):
         ("lr: [1, 2]\n", r"run.yaml:1: lr: takes one value"),
         ("lr: {a: 1}\n", r"run.yaml:1: lr: expected a value"),
         ("spec: [a]\n", r"run.yaml:1: spec: takes 2 values"),
-        ("json_keys: [text]\n", r"run.yaml:1: json_keys is a flag of preprocess, not of pretrain"),
+        ("on_error: skip\n", r"run.yaml:1: on_error is a flag of preprocess, not of pretrain"),
         ("model:\n  lr: 1\n", r"run.yaml:2: lr belongs to the section optimizer:"),
         ("model:\n  num_layrs: 1\n", r"run.yaml:2: unknown flag num_layrs"),
         ("convert:\n  load_dirr: 1\n", r"run.yaml:2: unknown flag load_dirr; .*load_dir"),
