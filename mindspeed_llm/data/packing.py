@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,7 @@ WINDOW_ROWS = 2048
 WINDOW_TOKENS = 1 << 24
 # A row this full is never worth waiting with.
 FULL = 0.995
+ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ class PackedRows:
     packer: Packer
     pad: int
     numbered: bool
+    _ready: list[dict[str, np.ndarray]] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, options: PreprocessOptions, tokenizer: Tokenizer) -> PackedRows | None:
@@ -185,12 +187,26 @@ class PackedRows:
     def finish(self, out: Writers) -> None:
         """Write what is left."""
         self._write(self.packer.finish(), out)
+        self._flush(out)
 
     def _write(self, rows: Iterator[list[Sample]], out: Writers) -> None:
-        capacity = self.packer.capacity
         for samples in rows:
-            row = packed_row(samples, capacity, self.pad)
+            row = packed_row(samples, self.packer.capacity, self.pad)
             if not self.numbered:
                 row["attention_mask"] = np.minimum(row["attention_mask"], 1)
-            length = np.array([capacity], dtype=np.int64)
-            out.add({key: Encoded(column, length) for key, column in row.items()})
+            self._ready.append(row)
+            if len(self._ready) == ROWS_AT_ONCE:
+                self._flush(out)
+
+    def _flush(self, out: Writers) -> None:
+        """Write rows together: an index entry of their own each would cost memory."""
+        if not self._ready:
+            return
+        lengths = np.full(len(self._ready), self.packer.capacity, dtype=np.int64)
+        out.add(
+            {
+                key: Encoded(np.concatenate([row[key] for row in self._ready]), lengths)
+                for key in self._ready[0]
+            }
+        )
+        self._ready = []
