@@ -22,6 +22,7 @@ VERBS = {
     "convert": ("mindspeed_llm.checkpoint.command", "weights, Hugging Face <-> Megatron"),
     "inspect": ("mindspeed_llm.checkpoint.inspect", "what a checkpoint is, and what it lacks"),
     "pretrain": ("mindspeed_llm.training.pretrain", "train on raw text, on any number of ranks"),
+    "posttrain": ("mindspeed_llm.posttrain.command", "tune: SFT on answers, DPO on preferences"),
     "generate": ("mindspeed_llm.inference.generate", "continue a text"),
     "doctor": ("mindspeed_llm.doctor", "this machine: device, versions, what is missing"),
     "quickstart": ("mindspeed_llm.quickstart.story", "a real model through the whole chain"),

@@ -215,7 +215,7 @@ def _from_flags(cfg: Config, tokenizer_vocab: int | None) -> ModelShape:
 
 def _with_wanted_mtp(cfg: Config, resolved: ResolvedModel) -> ResolvedModel:
     """The model without layers that predict further tokens, where nothing needs them."""
-    unwanted = cfg.tool != "pretrain" or _given(cfg, "mtp_num_layers") == 0
+    unwanted = not cfg.trains or cfg.posttrain.stage == "dpo" or _given(cfg, "mtp_num_layers") == 0
     if not unwanted or not resolved.shape.mtp_num_layers:
         return resolved
     if resolved.source is not None:

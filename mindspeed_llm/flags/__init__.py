@@ -22,7 +22,7 @@ def parse(tool: str, argv: Sequence[str], prog: str | None = None) -> Config:
     """Read the command line of ``tool``.
 
     Args:
-        tool: ``preprocess``, ``convert``, ``pretrain`` or ``inference``.
+        tool: ``preprocess``, ``convert``, ``pretrain``, ``posttrain`` or ``inference``.
         argv: the words after the program's name.
         prog: the program's name in ``--help``.
 

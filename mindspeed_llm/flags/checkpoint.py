@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, flag
+from mindspeed_llm.flags.core import TRAINERS, Group, flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-TRAINING = frozenset({"pretrain"})
 LORA = "LoRA"
 
 
@@ -21,15 +20,15 @@ class CheckpointFlags(Group):
         None,
         "Folder of weights to start from while --load holds nothing yet.",
         effect=unsupported("a second folder to start from (use --load, and --auto-resume)"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     ckpt_step: int | None = flag(None, "Iteration to load instead of the latest.", at_least=0)
     auto_resume: bool = flag(
         False,
         "Continue from --save when it holds a newer checkpoint than --load.",
-        tools=TRAINING,
+        tools=TRAINERS,
     )
-    finetune: bool = flag(False, "Load weights only and start at iteration 0.", tools=TRAINING)
+    finetune: bool = flag(False, "Load weights only and start at iteration 0.", tools=TRAINERS)
     no_load_optim: bool = flag(False, "Do not load the optimizer state.")
     no_load_rng: bool = flag(False, "Do not load the random state.")
     exit_on_missing_checkpoint: bool = flag(
@@ -55,7 +54,7 @@ class CheckpointFlags(Group):
         False, "--load is a Hugging Face folder; its weights go straight into the model."
     )
     enable_mg2hf_convert: bool = flag(
-        False, "Also write a Hugging Face folder at each save.", tools=TRAINING
+        False, "Also write a Hugging Face folder at each save.", tools=TRAINERS
     )
     only_convert_last_checkpoint: bool = flag(
         False, "Only after the last save.", effect=part_of("enable_mg2hf_convert")
@@ -75,22 +74,22 @@ class CheckpointFlags(Group):
     )
 
     # Save
-    save: str | None = flag(None, "Folder to save into.", tools=TRAINING)
+    save: str | None = flag(None, "Folder to save into.", tools=TRAINERS)
     save_interval: int | None = flag(
         None,
         "Iterations between saves.",
         spellings=("--save-interval", "--persistent-save-interval"),
         at_least=1,
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     save_retain_interval: int | None = flag(
         None,
         "Keep only checkpoints at multiples of this, and the latest.",
         at_least=1,
-        tools=TRAINING,
+        tools=TRAINERS,
     )
-    no_save_optim: bool = flag(False, "Do not save the optimizer state.", tools=TRAINING)
-    no_save_rng: bool = flag(False, "Do not save the random state.", tools=TRAINING)
+    no_save_optim: bool = flag(False, "Do not save the optimizer state.", tools=TRAINERS)
+    no_save_rng: bool = flag(False, "Do not save the random state.", tools=TRAINERS)
     ckpt_format: str = flag(
         "torch_dist",
         "torch: a file per model-parallel rank; torch_dist: loads at any layout.",
@@ -105,7 +104,7 @@ class CheckpointFlags(Group):
         False,
         "Write checkpoints in the background.",
         effect=neutral("checkpoints are written in the foreground"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     use_persistent_ckpt_worker: bool = flag(
         False, "Keep that background process.", effect=part_of("async_save")
@@ -114,13 +113,13 @@ class CheckpointFlags(Group):
         False,
         "Older spelling of --ckpt-format torch_dist.",
         effect=neutral("--ckpt-format chooses the format"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     dist_ckpt_format: str | None = flag(
         None,
         "Older choice of the format.",
         effect=neutral("--ckpt-format chooses the format"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     auto_detect_ckpt_format: bool = flag(
         False,
@@ -133,25 +132,25 @@ class CheckpointFlags(Group):
         spellings=("--ckpt-fully-parallel-save",),
         off=("--no-ckpt-fully-parallel-save",),
         effect=neutral("how ranks share the writing is chosen by the format"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     ckpt_fully_parallel_load: bool = flag(
         False,
         "Split loading over data-parallel ranks (torch_dist).",
         effect=neutral("loading is not split yet"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     ckpt_assume_constant_structure: bool = flag(
         False,
         "Plan saves once (torch_dist).",
         effect=neutral("each save is planned anew"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     non_persistent_save_interval: int | None = flag(
         None,
         "Iterations between temporary checkpoints.",
         effect=unsupported("temporary checkpoints"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     non_persistent_ckpt_type: str | None = flag(
         None,
@@ -169,11 +168,4 @@ class CheckpointFlags(Group):
     lora_alpha: int = flag(32, "Scale of adapters.", effect=part_of("lora_target_modules"))
     lora_fusion: bool = flag(
         False, "Overlap adapters with communication.", effect=part_of("lora_target_modules")
-    )
-    stage: str | None = flag(
-        None,
-        "Post-training stage.",
-        choices=("sft", "dpo", "ray_ppo", "ray_online_dpo", "ray_grpo"),
-        effect=unsupported("post-training (SFT, DPO)"),
-        tools=TRAINING,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mindspeed_llm.flags.config import Config
+from mindspeed_llm.flags.config import Config, group_specs
 from mindspeed_llm.flags.data_checks import data_faults
+from mindspeed_llm.flags.posttrain import posttrain_faults
 
 Rule = Callable[[Config], Iterator[str]]
 
@@ -21,6 +22,7 @@ def _required(config: Config) -> Iterator[str]:
         "convert": ("load_dir", "save_dir"),
         "convert_v1": ("load_dir", "save_dir"),
         "pretrain": ("seq_length", "lr"),
+        "posttrain": ("seq_length", "lr"),
         "inference": (),
     }[config.tool]
     for dest in needed:
@@ -210,7 +212,7 @@ def _save(config: Config) -> Iterator[str]:
     flags = config.checkpoint
     if flags.save is not None and flags.save_interval is None:
         yield "--save needs --save-interval"
-    if flags.save_interval is not None and flags.save is None and config.tool == "pretrain":
+    if flags.save_interval is not None and flags.save is None and config.trains:
         yield "--save-interval needs --save"
     if flags.save_retain_interval is not None:
         if flags.save_interval is None:
@@ -263,25 +265,33 @@ def _adapter(config: Config) -> Iterator[str]:
             yield f"--save-lora-to-{kind} and --save-model-type {saved} contradict each other"
 
 
+def _tuning(config: Config) -> Iterator[str]:
+    for spec in group_specs("posttrain"):
+        if spec.dest in config.given:
+            yield f"{spec.name} is a flag of posttrain_gpt.py (mindspeed-llm posttrain)"
+
+
+_TRAINING: tuple[Rule, ...] = (
+    _required,
+    _tokenizer,
+    _precision,
+    _length,
+    _rampup,
+    _schedule,
+    _weight_decay,
+    _recomputation,
+    _overlap,
+    _pipeline,
+    _save,
+    data_faults,
+    _model,
+)
 RULES: dict[str, tuple[Rule, ...]] = {
     "preprocess": (_required, _tokenizer),
     "convert": (_required, _adapter),
     "convert_v1": (_required, _adapter),
-    "pretrain": (
-        _required,
-        _tokenizer,
-        _precision,
-        _length,
-        _rampup,
-        _schedule,
-        _weight_decay,
-        _recomputation,
-        _overlap,
-        _pipeline,
-        _save,
-        data_faults,
-        _model,
-    ),
+    "pretrain": (*_TRAINING, _tuning),
+    "posttrain": (*_TRAINING, posttrain_faults),
     "inference": (_required, _tokenizer, _precision, _model, _sampling),
 }
 

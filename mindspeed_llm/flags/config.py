@@ -12,7 +12,7 @@ from mindspeed.errors import UserError
 from mindspeed_llm.flags.checkpoint import CheckpointFlags
 from mindspeed_llm.flags.convert import ConvertFlags
 from mindspeed_llm.flags.convert_v1 import ConvertV1Flags
-from mindspeed_llm.flags.core import FlagSpec, Group, specs_of
+from mindspeed_llm.flags.core import TRAINERS, FlagSpec, Group, specs_of
 from mindspeed_llm.flags.data import DataFlags
 from mindspeed_llm.flags.inference import InferenceFlags
 from mindspeed_llm.flags.logging import LoggingFlags
@@ -22,6 +22,7 @@ from mindspeed_llm.flags.moe import MoeFlags
 from mindspeed_llm.flags.ops import OpsFlags
 from mindspeed_llm.flags.optimizer import OptimizerFlags
 from mindspeed_llm.flags.parallel import ParallelFlags
+from mindspeed_llm.flags.posttrain import PosttrainFlags
 from mindspeed_llm.flags.preprocess import PreprocessFlags
 from mindspeed_llm.flags.status import Kind
 from mindspeed_llm.flags.tokenizer import TokenizerFlags
@@ -33,6 +34,7 @@ GROUPS: dict[str, type[Group]] = {
     "convert": ConvertFlags,
     "convert_v1": ConvertV1Flags,
     "lora": LoraFlags,
+    "posttrain": PosttrainFlags,
     "model": ModelFlags,
     "moe": MoeFlags,
     "parallel": ParallelFlags,
@@ -60,7 +62,8 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "preprocess": ("preprocess", "tokenizer"),
     "convert": ("convert", "lora"),
     "convert_v1": ("convert_v1", "convert", "lora"),
-    "pretrain": _TRAINER,
+    "pretrain": (*_TRAINER, "posttrain"),
+    "posttrain": ("posttrain", *_TRAINER),
     "inference": ("inference", *_TRAINER),
 }
 """Groups whose flags each tool accepts. Flags of training take no effect in inference."""
@@ -103,6 +106,7 @@ class Config:
     checkpoint: CheckpointFlags = field(default_factory=CheckpointFlags)
     logging: LoggingFlags = field(default_factory=LoggingFlags)
     ops: OpsFlags = field(default_factory=OpsFlags)
+    posttrain: PosttrainFlags = field(default_factory=PosttrainFlags)
     preprocess: PreprocessFlags = field(default_factory=PreprocessFlags)
     convert: ConvertFlags = field(default_factory=ConvertFlags)
     convert_v1: ConvertV1Flags = field(default_factory=ConvertV1Flags)
@@ -126,6 +130,11 @@ class Config:
     def value(self, dest: str) -> Any:
         """The value of a flag, whatever group holds it."""
         return getattr(getattr(self, tool_specs(self.tool)[dest].group), dest)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the tool trains a model."""
+        return self.tool in TRAINERS
 
     @property
     def params_dtype(self) -> str:
@@ -154,11 +163,12 @@ class Config:
         if effect.kind is Kind.NEUTRAL and device not in effect.devices:
             return effect.note
         if effect.kind is Kind.PART_OF:
-            parent = tool_specs(self.tool).get(effect.parent)
-            if parent is None:
+            known = tool_specs(self.tool)
+            parents = [known[name] for name in effect.parents if name in known]
+            if not parents:
                 return f"no effect in {self.tool}"
-            if self.value(effect.parent) == parent.default:
-                return f"no effect without {parent.name}"
+            if all(self.value(parent.dest) == parent.default for parent in parents):
+                return f"no effect without {' or '.join(parent.name for parent in parents)}"
         return None
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,6 +22,10 @@ TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 
 
+TRAINERS = frozenset({"pretrain", "posttrain"})
+"""The tools that train."""
+
+
 class Group:
     """Base of the flag groups: frozen dataclasses whose every field is made by :func:`flag`."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.chat import ChatFlags
-from mindspeed_llm.flags.core import flag
-from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
+from mindspeed_llm.flags.core import TRAINERS, flag
+from mindspeed_llm.flags.status import ALWAYS, neutral, part_of
+
+SAMPLES = part_of("is_instruction_dataset", "is_pairwise_dataset")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RawDataFlags(ChatFlags):
 @dataclass(frozen=True)
 class DataFlags(RawDataFlags):
     title = "data"
-    tools = frozenset({"pretrain"})
+    tools = TRAINERS
 
     data_path: tuple[str, ...] | None = flag(
         None,
@@ -112,7 +114,9 @@ class DataFlags(RawDataFlags):
         "The data are prompts and answers: PREFIX of PREFIX_packed_input_ids_document and so on.",
     )
     is_pairwise_dataset: bool = flag(
-        False, "The data holds preference pairs.", effect=unsupported("preference training (DPO)")
+        False,
+        "The data are prompts with a chosen and a rejected answer, for --stage dpo.",
+        tools=frozenset({"posttrain"}),
     )
     neat_pack: bool = flag(
         False,
@@ -123,17 +127,17 @@ class DataFlags(RawDataFlags):
     full_shuffle_instruction_dataset: bool = flag(
         False,
         "Shuffle the passes over instruction data among each other, not each by itself.",
-        effect=part_of("is_instruction_dataset"),
+        effect=SAMPLES,
     )
     padded_samples: bool = flag(
         False,
         "Fill a pass over instruction data up to whole global batches with its first samples.",
-        effect=part_of("is_instruction_dataset"),
+        effect=SAMPLES,
     )
     cut_max_seqlen: bool = flag(
         False,
         "Cut off the ends of samples longer than --seq-length, instead of stopping.",
-        effect=part_of("is_instruction_dataset"),
+        effect=SAMPLES,
     )
     variable_seq_lengths: bool = flag(
         False, "Pipeline stages tell each other the length of each micro-batch."
@@ -141,7 +145,7 @@ class DataFlags(RawDataFlags):
     no_pad_to_seq_lengths: bool = flag(
         False,
         "Pad each micro-batch to its longest sample, not to --seq-length.",
-        effect=part_of("is_instruction_dataset"),
+        effect=SAMPLES,
     )
     pad_to_multiple_of: int = flag(
         8,

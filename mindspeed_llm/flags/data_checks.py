@@ -40,7 +40,9 @@ def _samples(config: Config) -> Iterator[str]:
             "--reset-position-ids alone does not keep documents, or samples of a packed row, from "
             "seeing each other: add --reset-attention-mask"
         )
-    if not flags.is_instruction_dataset:
+    if flags.is_pairwise_dataset and config.tool == "pretrain":
+        yield "--is-pairwise-dataset is for posttrain_gpt.py --stage dpo"
+    if not (flags.is_instruction_dataset or flags.is_pairwise_dataset):
         if flags.no_shuffle:
             yield (
                 "--no-shuffle needs --is-instruction-dataset: samples of running text are drawn "
@@ -48,7 +50,7 @@ def _samples(config: Config) -> Iterator[str]:
             )
         return
     if flags.mock_data:
-        yield "--mock-data generates running text, not samples: leave out --is-instruction-dataset"
+        yield "--mock-data generates running text, not samples; give --data-path"
     if flags.neat_pack and not flags.reset_attention_mask:
         yield (
             "--neat-pack: the samples of a row would see each other; add --reset-attention-mask "

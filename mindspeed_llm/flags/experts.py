@@ -67,7 +67,7 @@ def expert_faults(config: Config, world_size: int) -> Iterator[str]:
             f"the shared expert's width {shared} does not divide by --tensor-model-parallel-size "
             f"{tensor}"
         )
-    if config.tool == "pretrain":
+    if config.trains:
         yield from _training_faults(config)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, flag
+from mindspeed_llm.flags.core import TRAINERS, Group, flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of
 
 PROFILE = part_of("profile")
@@ -15,7 +15,7 @@ WANDB = part_of("wandb_project")
 @dataclass(frozen=True)
 class LoggingFlags(Group):
     title = "logging"
-    tools = frozenset({"pretrain"})
+    tools = TRAINERS
 
     log_interval: int = flag(100, "Iterations between log lines.", at_least=1)
     log_throughput: bool = flag(False, "Also log TFLOP/s per device (always so).", effect=ALWAYS)

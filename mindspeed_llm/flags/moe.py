@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, flag, whole_number
+from mindspeed_llm.flags.core import TRAINERS, Group, flag, whole_number
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-TRAINING = frozenset({"pretrain"})
 EXPERTS = part_of("num_experts")
 NO_OVERLAP = neutral("the experts' communication is not overlapped")
 LATENT = part_of("multi_latent_attention")
@@ -135,29 +134,29 @@ class MoeFlags(Group):
             "sparsemixer_topk": "SparseMixer routing",
         },
         effect=EXPERTS,
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     moe_aux_loss_coeff: float = flag(
-        0.0, "Weight of the balance loss.", effect=EXPERTS, at_least=0.0, tools=TRAINING
+        0.0, "Weight of the balance loss.", effect=EXPERTS, at_least=0.0, tools=TRAINERS
     )
     seq_aux: bool = flag(
         False,
         "Means --moe-router-load-balancing-type seq_aux_loss.",
         effect=EXPERTS,
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     moe_z_loss_coeff: float | None = flag(
         None,
         "Weight of the loss that keeps the router's logits small.",
         effect=EXPERTS,
         at_least=0.0,
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     moe_router_bias_update_rate: float = flag(
         1e-3,
         "Step of --moe-router-enable-expert-bias at each iteration.",
         effect=EXPERTS,
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     moe_router_dtype: str | None = flag(
         None,

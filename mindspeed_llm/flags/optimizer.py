@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, flag
+from mindspeed_llm.flags.core import TRAINERS, Group, flag
 from mindspeed_llm.flags.status import neutral, part_of, unsupported
 
 SCALED = part_of("fp16")
@@ -13,7 +13,7 @@ SCALED = part_of("fp16")
 @dataclass(frozen=True)
 class OptimizerFlags(Group):
     title = "optimizer and schedule"
-    tools = frozenset({"pretrain"})
+    tools = TRAINERS
 
     optimizer: str = flag(
         "adam",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, comma_numbers, flag
+from mindspeed_llm.flags.core import TRAINERS, Group, comma_numbers, flag
 from mindspeed_llm.flags.status import neutral, part_of, unsupported
 
-TRAINING = frozenset({"pretrain"})
 CONTEXT = part_of("context_parallel_size")
 
 
@@ -73,62 +72,62 @@ class ParallelFlags(Group):
         False, "Tensor parallel in two dimensions.", effect=unsupported("2-D tensor parallelism")
     )
     use_tp_pp_dp_mapping: bool = flag(
-        False, "Order ranks TP, PP, DP instead of TP, DP, PP.", tools=TRAINING
+        False, "Order ranks TP, PP, DP instead of TP, DP, PP.", tools=TRAINERS
     )
 
     # Data parallel
     use_distributed_optimizer: bool = flag(
-        False, "Share the optimizer state among data-parallel ranks.", tools=TRAINING
+        False, "Share the optimizer state among data-parallel ranks.", tools=TRAINERS
     )
     overlap_grad_reduce: bool = flag(
-        False, "Reduce gradients while the backward pass runs.", tools=TRAINING
+        False, "Reduce gradients while the backward pass runs.", tools=TRAINERS
     )
     overlap_param_gather: bool = flag(
-        False, "Gather updated parameters while the forward pass runs.", tools=TRAINING
+        False, "Gather updated parameters while the forward pass runs.", tools=TRAINERS
     )
     overlap_p2p_comm: bool = flag(
         True,
         "Overlap pipeline messages with computation (interleaved schedule only).",
         off=("--no-overlap-p2p-communication",),
         effect=neutral("on a CPU pipeline messages are never overlapped", "cuda", "npu"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     align_grad_reduce: bool = flag(
         True,
         "Start gradient reductions of all stages together.",
         off=("--no-align-grad-reduce",),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     align_param_gather: bool = flag(
         True,
         "Start parameter gathers of all stages together (interleaved schedule only).",
         off=("--no-align-param-gather",),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     ddp_bucket_size: int | None = flag(
-        None, "Elements of a gradient bucket.", at_least=1, tools=TRAINING
+        None, "Elements of a gradient bucket.", at_least=1, tools=TRAINERS
     )
     ddp_average_in_collective: bool = flag(
         False,
         "Average inside the gradient reduction.",
         effect=neutral("gradients are summed, and divided by the number of tokens"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     use_torch_fsdp2: bool = flag(
-        False, "torch's FSDP2.", effect=unsupported("FSDP2"), tools=TRAINING
+        False, "torch's FSDP2.", effect=unsupported("FSDP2"), tools=TRAINERS
     )
     use_megatron_fsdp: bool = flag(
         False,
         "Megatron's FSDP.",
         spellings=("--use-megatron-fsdp", "--use-custom-fsdp"),
         effect=unsupported("Megatron FSDP"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
     num_distributed_optimizer_instances: int = flag(
         1,
         "Copies of the distributed optimizer.",
         effect=unsupported("several distributed-optimizer instances"),
-        tools=TRAINING,
+        tools=TRAINERS,
     )
 
     # Process groups

@@ -21,6 +21,7 @@ DESCRIPTIONS = {
     "convert": "Convert weights between Hugging Face and Megatron, at any parallel layout.",
     "convert_v1": "Convert weights: the older command line of the same conversion.",
     "pretrain": "Train a language model on Megatron-Core.",
+    "posttrain": "Tune a language model: SFT on answers, DPO on preferences.",
     "inference": "Generate text from a checkpoint.",
 }
 
@@ -81,8 +82,10 @@ def is_available(spec: FlagSpec, tool: str) -> bool:
     if spec.tools and tool not in spec.tools:
         return False
     if spec.effect.kind is Kind.PART_OF:
-        parent = tool_specs(tool).get(spec.effect.parent)
-        return parent is not None and is_available(parent, tool)
+        known = tool_specs(tool)
+        return any(
+            parent in known and is_available(known[parent], tool) for parent in spec.effect.parents
+        )
     return spec.effect.kind is not Kind.UNSUPPORTED
 
 
@@ -182,7 +185,9 @@ def explain_unknown(tool: str, name: str) -> str:
     """One line on a flag that ``tool`` does not accept: who does, or what looks like it."""
     owners = [other for other in TOOLS if other != tool and name in all_spellings(other)]
     if owners:
-        return f"{name} is a flag of {' and '.join(owners)}, not of {tool}"
+        *most, last = owners
+        listed = f"{', '.join(most)} and {last}" if most else last
+        return f"{name} is a flag of {listed}, not of {tool}"
     near = closest(name, [*all_spellings(tool), "--config"])
     hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all flags"
     return f"unknown flag {name}: {hint}"

@@ -46,7 +46,7 @@ def _effect(spec: FlagSpec) -> str:
     if effect.kind is Kind.UNSUPPORTED:
         return f"**refused**: {effect.note}"
     if effect.kind is Kind.PART_OF:
-        return f"with --{effect.parent.replace('_', '-')}"
+        return f"with {' or '.join(f'--{name}' for name in effect.parents).replace('_', '-')}"
     if effect.kind is Kind.NEUTRAL and effect.devices != ALL_DEVICES:
         without = ", ".join(sorted(ALL_DEVICES - effect.devices))
         where = "" if not effect.devices else f" (not on {without})"

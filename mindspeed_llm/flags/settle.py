@@ -17,7 +17,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     Returns:
         The settled configuration, and a line for each change that a user would not expect.
     """
-    if config.tool not in ("pretrain", "inference"):
+    if not config.trains and config.tool != "inference":
         return config, []
     model, training = config.model, config.training
     parallel, optimizer, checkpoint = config.parallel, config.optimizer, config.checkpoint
@@ -46,6 +46,11 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     ):
         training = replace(training, check_for_nan_in_loss_and_grad=False)
         notes.append("gradients that are not finite lower the fp16 loss scale, they do not stop")
+    if training.skip_nan_loss:
+        training = replace(training, check_for_nan_in_loss_and_grad=False)
+        if training.fp16:
+            training = replace(training, skip_nan_loss=False)
+            notes.append("--skip-nan-loss: fp16 loss scaling leaves such updates out already")
     data = config.data
     if data.no_pad_to_seq_lengths and not data.variable_seq_lengths:
         data = replace(data, variable_seq_lengths=True)

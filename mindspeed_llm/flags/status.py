@@ -29,14 +29,14 @@ class Effect:
         kind: see :class:`Kind`.
         note: NEUTRAL: why it may have no effect; UNSUPPORTED: the feature that is missing.
         devices: NEUTRAL: the devices on which it does take effect.
-        parent: PART_OF: the dest of the flag without which this one means nothing.
+        parents: PART_OF: the dests of the flags without any of which this one means nothing.
         harmless: UNSUPPORTED: values, besides the default, that ask for nothing missing.
     """
 
     kind: Kind
     note: str = ""
     devices: frozenset[str] = ALL_DEVICES
-    parent: str = ""
+    parents: tuple[str, ...] = ()
     harmless: tuple[object, ...] = ()
 
 
@@ -57,6 +57,6 @@ def unsupported(feature: str, *harmless: object) -> Effect:
     return Effect(Kind.UNSUPPORTED, feature, harmless=harmless)
 
 
-def part_of(parent: str) -> Effect:
-    """Means something only beside ``--parent``; alone it is reported as having no effect."""
-    return Effect(Kind.PART_OF, parent=parent)
+def part_of(*parents: str) -> Effect:
+    """Means something only beside one of ``parents``; alone it is reported as having no effect."""
+    return Effect(Kind.PART_OF, parents=parents)

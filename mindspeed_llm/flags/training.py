@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_llm.flags.core import Group, flag
+from mindspeed_llm.flags.core import TRAINERS, Group, flag
 from mindspeed_llm.flags.status import ALWAYS, neutral, part_of, unsupported
 
-TRAINING = frozenset({"pretrain"})
 EVERYWHERE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class TrainingFlags(Group):
     title = "training"
-    tools = TRAINING
+    tools = TRAINERS
 
     # Batches
     micro_batch_size: int = flag(
@@ -110,6 +109,11 @@ class TrainingFlags(Group):
         True,
         "Stop on a loss or gradient that is not finite.",
         off=("--no-check-for-nan-in-loss-and-grad",),
+    )
+    skip_nan_loss: bool = flag(
+        False,
+        "Leave out, and report, the update of an iteration whose loss or gradient is not finite, "
+        "instead of stopping; a run of ten such iterations ends.",
     )
     fp8: str | None = flag(
         None, "8-bit training.", spellings=("--fp8-format",), effect=unsupported("fp8 training")

@@ -82,7 +82,7 @@ def validate(config: Config, world_size: int) -> Derived:
         *_sequence_faults(config),
         *expert_faults(config, world_size),
     ]
-    if config.tool == "pretrain":
+    if config.trains:
         problems += _batch_faults(config, data_parallel, interleaved=chunks is not None)
         problems += _recompute_faults(config, chunks or 1)
     _raise(problems)

@@ -11,8 +11,8 @@ from mindspeed_llm.data.datasets import build_datasets, collator, splits_with_da
 from mindspeed_llm.data.loader import build_dataloader
 from mindspeed_llm.data.on_the_fly import prepare_raw
 from mindspeed_llm.data.tokenizer import NullTokenizer
+from mindspeed_llm.training.objective import Batch
 from mindspeed_llm.training.setup import Run
-from mindspeed_llm.training.step import Batch
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset

@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from megatron.core.num_microbatches_calculator import NumMicroBatchesCalculator
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
+from mindspeed.errors import UserError
 from mindspeed_llm.training.checkpointing.save import carry_hf_files, save_checkpoint
 from mindspeed_llm.training.data import Feed
 from mindspeed_llm.training.hf_export import export_checkpoint
 from mindspeed_llm.training.metrics import Reporter, say_last
+from mindspeed_llm.training.objective import Objective
 from mindspeed_llm.training.setup import Run
 from mindspeed_llm.training.signals import StopRequest
-from mindspeed_llm.training.step import StepResult, evaluate, train_step
+from mindspeed_llm.training.step import StepResult, Totals, evaluate, train_step
+
+MOST_SKIPPED = 10
+"""Iterations in a row without an update, after which ``--skip-nan-loss`` gives up."""
 
 
 @dataclass
 class Loop:
-    """A run with its data, its log and its reasons to stop.
+    """A run with its data, its objective, its log and its reasons to stop.
 
     Attributes:
         saved_at: the iteration that ``--save`` already holds.
@@ -27,11 +32,13 @@ class Loop:
 
     run: Run
     feed: Feed
+    objective: Objective
     micro_batches: NumMicroBatchesCalculator
     reporter: Reporter
     stop: StopRequest
     train_iters: int
     saved_at: int | None = None
+    skipped_in_a_row: int = 0
 
     def train(self) -> None:
         """Iterate to the end or to a reason to stop, saving and evaluating on the way."""
@@ -78,18 +85,43 @@ class Loop:
             num_microbatches=self.micro_batches.get(),
             micro_batch_size=run.batch.micro_batch_size,
             seq_length=run.batch.seq_length,
+            objective=self.objective,
+            skip_not_finite=run.cfg.training.skip_nan_loss,
         )
         learning_rate = get_canonical_lr_for_logging(run.optimizer.param_groups)
         if result.updated:
             run.scheduler.step(increment=batch_size)
         progress.iteration += 1
         progress.consumed_train_samples += batch_size
-        if result.empty_micro_batches:
+        if result.untrained:
             say_last(
-                f"warning: iteration {progress.iteration}: {result.empty_micro_batches} "
-                "micro-batches hold no token that is trained; they add nothing to loss and gradient"
+                f"warning: iteration {progress.iteration}: {result.untrained} "
+                f"{self.objective.untrained} hold no token that is trained; they add nothing to "
+                "loss and gradient"
             )
+        self._guard(result)
         self._report(result, batch_size, learning_rate or 0.0)
+
+    def _guard(self, result: StepResult) -> None:
+        """Tell of an update that was left out, and end a run that cannot go on.
+
+        Raises:
+            UserError: nothing but such iterations for a while.
+        """
+        if result.not_finite is None:
+            self.skipped_in_a_row = 0
+            return
+        iteration = self.run.progress.iteration
+        self.skipped_in_a_row += 1
+        say_last(
+            f"warning: iteration {iteration}: {result.not_finite} not finite; the update is left "
+            "out (--skip-nan-loss)"
+        )
+        if self.skipped_in_a_row == MOST_SKIPPED:
+            raise UserError(
+                f"loss or gradient was not finite in {MOST_SKIPPED} iterations in a row, up to "
+                f"{iteration}: training does not recover. Lower --lr, or look at the data."
+            )
 
     def _report(self, result: StepResult, batch_size: int, learning_rate: float) -> None:
         progress = self.run.progress
@@ -107,7 +139,7 @@ class Loop:
         batches = self.feed.held_out_batches(split)
         if batches is None:
             return
-        loss = evaluate(
+        found: Totals = evaluate(
             self.run.chunks,
             batches,
             iterations=iterations,
@@ -115,8 +147,9 @@ class Loop:
             // (batch.micro_batch_size * self.run.position.data_size),
             micro_batch_size=batch.micro_batch_size,
             seq_length=batch.seq_length,
+            objective=self.objective,
         )
-        self.reporter.evaluation(self.run.progress.iteration, split, loss)
+        self.reporter.evaluation(self.run.progress.iteration, split, found)
 
     def _save(self) -> None:
         save_checkpoint(self.run)

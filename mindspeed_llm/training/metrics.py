@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_llm.training.step import StepResult
+from mindspeed_llm.training.step import StepResult, Totals
 
 if TYPE_CHECKING:
     from mindspeed.device import Device
@@ -42,6 +42,7 @@ class _Window:
     losses: list[float] = field(default_factory=list)
     further: list[tuple[float, ...]] = field(default_factory=list)
     router: list[dict[str, float]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     updates_skipped: int = 0
     nan: int = 0
     iterations: int = 0
@@ -113,6 +114,8 @@ class Reporter:
             else:
                 window.nan += 1
         window.router.append(result.router_losses)
+        if result.metrics:
+            window.metrics.append(result.metrics)
         window.tokens += result.tokens
         window.trained += result.trained_tokens
         window.updates_skipped += not result.updated
@@ -144,26 +147,36 @@ class Reporter:
                 name: _mean([losses[name] for losses in window.router])
                 for name in result.router_losses
             },
+            **{
+                name: _mean([found[name] for found in window.metrics if name in found])
+                for name in result.metrics
+            },
             "loss_scale": loss_scale,
             "grad_norm": result.grad_norm,
             "num_zeros": result.num_zeros if self._log_zeros else None,
             "skipped_iterations": window.updates_skipped,
             "nan_iterations": window.nan,
         }
-        say_last(self._line(record, result.router_losses))
+        say_last(self._line(record, [*result.router_losses, *result.metrics]))
         self._record(record)
         self._report_memory(iteration)
         self._window = _Window()
 
-    def evaluation(self, iteration: int, split: str, loss: float | None) -> None:
-        """Report a loss on held-out data, and keep its time out of the training speed."""
+    def evaluation(self, iteration: int, split: str, found: Totals) -> None:
+        """Report means over held-out data, and keep its time out of the training speed."""
+        loss = found.mean
         if loss is not None:
+            # Only the loss of each next token is the logarithm of a perplexity.
             perplexity = math.exp(min(20.0, loss))
+            further = [f"{name}: {value:.6E}" for name, value in found.metrics.items()] or [
+                f"lm loss PPL: {perplexity:.6E}"
+            ]
             say_last(
                 f" {split} loss at iteration {iteration} | lm loss value: {loss:.6E} | "
-                f"lm loss PPL: {perplexity:.6E} |"
+                f"{' | '.join(further)} |"
             )
-            self._record({"iteration": iteration, f"{split}_lm_loss": loss})
+            metrics = {f"{split}_{name}": value for name, value in found.metrics.items()}
+            self._record({"iteration": iteration, f"{split}_lm_loss": loss, **metrics})
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -178,7 +191,7 @@ class Reporter:
         if self._board is not None:
             self._board.close()
 
-    def _line(self, record: dict[str, Any], router_losses: Iterable[str]) -> str:
+    def _line(self, record: dict[str, Any], further: Iterable[str]) -> str:
         """Megatron's log line, field by field, with tokens/s added after the throughput."""
         loss, norm = record["lm_loss"], record["grad_norm"]
         parts = [
@@ -196,7 +209,7 @@ class Reporter:
                 for name, value in record.items()
                 if name.startswith("mtp_")
             ),
-            *(f"{name}: {record[name]:.6E}" for name in router_losses),
+            *(f"{name}: {record[name]:.6E}" for name in further),
             f"loss scale: {record['loss_scale']:.1f}",
             *([] if norm is None else [f"grad norm: {norm:.3f}"]),
             *([] if record["num_zeros"] is None else [f"num zeros: {record['num_zeros']}"]),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mindspeed_llm.console import box
 from mindspeed_llm.flags import Config, parse, validate
@@ -23,21 +23,51 @@ if TYPE_CHECKING:
     from mindspeed_llm.distributed import Position
     from mindspeed_llm.model_source import ResolvedModel
     from mindspeed_llm.training.checkpointing.load import Saved
+    from mindspeed_llm.training.checkpointing.start import Start
+    from mindspeed_llm.training.objective import Objective
     from mindspeed_llm.training.setup import Run
 
 VERB = "pretrain"
 
 
+class Pretraining:
+    """Pretraining as a :class:`Kind`."""
+
+    def objective(self, run: Run, start: Start, saved: Saved | None) -> tuple[Objective, list[str]]:
+        """The loss of each next token."""
+        from mindspeed_llm.training.step import NEXT_TOKEN
+
+        return NEXT_TOKEN, []
+
+    def finish(self, run: Run) -> None:
+        """Nothing is left to say."""
+
+
+class Kind(Protocol):
+    """What a kind of training adds to the common course."""
+
+    def objective(self, run: Run, start: Start, saved: Saved | None) -> tuple[Objective, list[str]]:
+        """What is learnt, once the weights are loaded; lines on it for the start-up block."""
+
+    def finish(self, run: Run) -> None:
+        """Called on every rank after the last iteration."""
+
+
 def main(argv: list[str]) -> int:
-    """Parse, start the processes if asked to, train."""
-    cfg = parse(VERB, argv, f"mindspeed-llm {VERB}")
+    """Parse, start the processes if asked to, pretrain."""
+    return start_verb(VERB, argv, Pretraining())
+
+
+def start_verb(verb: str, argv: list[str], kind: Kind) -> int:
+    """Parse the command line of a verb that trains, start the processes if asked to, train."""
+    cfg = parse(verb, argv, f"mindspeed-llm {verb}")
     if cfg.parallel.nproc and not is_rank():
-        return launch("mindspeed_llm.cli", [VERB, *argv], cfg.parallel.nproc)
-    train(cfg)
+        return launch("mindspeed_llm.cli", [verb, *argv], cfg.parallel.nproc)
+    train(cfg, kind)
     return 0
 
 
-def train(cfg: Config) -> None:
+def train(cfg: Config, kind: Kind | None = None) -> None:
     """Train as ``cfg`` says, in this process as one rank."""
     from mindspeed_llm import distributed
     from mindspeed_llm.model_source import resolve_model
@@ -54,7 +84,7 @@ def train(cfg: Config) -> None:
     layout = model.layout(cfg)
     position = distributed.initialize(cfg, layout.chunks)
     try:
-        _train(cfg, model, position, saved, tokenizer, start.notes)
+        _train(cfg, model, position, start, saved, tokenizer, kind or Pretraining())
     finally:
         distributed.shutdown()
 
@@ -82,9 +112,10 @@ def _train(
     cfg: Config,
     model: ResolvedModel,
     position: Position,
+    start: Start,
     saved: Saved | None,
     tokenizer: Tokenizer | NullTokenizer | None,
-    notes: tuple[str, ...],
+    kind: Kind,
 ) -> None:
     from mindspeed_llm.training.checkpointing.load import (
         needs_source,
@@ -97,7 +128,7 @@ def _train(
     from mindspeed_llm.training.signals import StopRequest
     from mindspeed_llm.training.stages import build_micro_batches, train_iterations
 
-    finetune = cfg.checkpoint.finetune
+    finetune = cfg.checkpoint.finetune and not start.continues
     micro_batches = build_micro_batches(cfg, position)
     train_iters = train_iterations(cfg)
     run, loaded = build_run(
@@ -107,7 +138,8 @@ def _train(
         train_iters,
         load_weights=needs_source(saved, finetune),
     )
-    lines = [loaded] if loaded else []
+    objective, lines = kind.objective(run, start, saved)
+    lines += [loaded] if loaded else []
     if saved is not None and wants_full_resume(saved, finetune):
         lines += resume(run, saved)
     elif model.source is not None:
@@ -117,16 +149,17 @@ def _train(
             else "weights only: training starts at iteration 0"
         )
     feed = Feed(run, tokenizer, train_iters)
-    _announce(run, [*notes, *lines, *feed.describe()])
-    reporter = build_reporter(run, train_iters)
+    _announce(run, [*start.notes, *lines, *feed.describe()])
+    reporter = build_reporter(run, train_iters, objective)
     training = cfg.training
     stop = StopRequest(
         training.exit_signal_handler, training.exit_duration_in_mins, training.exit_interval
     )
     saved_at = _saved_at(cfg, saved) if not finetune else None
-    loop = Loop(run, feed, micro_batches, reporter, stop, train_iters, saved_at)
+    loop = Loop(run, feed, objective, micro_batches, reporter, stop, train_iters, saved_at)
     try:
         loop.train()
+        kind.finish(run)
     finally:
         reporter.close()
 
@@ -139,7 +172,7 @@ def _saved_at(cfg: Config, saved: Saved | None) -> int | None:
     return saved.iteration if here else None
 
 
-def build_reporter(run: Run, train_iters: int):
+def build_reporter(run: Run, train_iters: int, objective: Objective):
     """The log of a run, beside its checkpoints."""
     from mindspeed_llm.training.flops import training_flops
     from mindspeed_llm.training.metrics import Reporter
@@ -149,7 +182,8 @@ def build_reporter(run: Run, train_iters: int):
         interval=cfg.logging.log_interval,
         train_iters=train_iters,
         seq_length=run.batch.seq_length,
-        flops_per_sequence=training_flops(run.model.shape, 1, run.batch.seq_length),
+        flops_per_sequence=objective.compute
+        * training_flops(run.model.shape, 1, run.batch.seq_length),
         device=run.position.device,
         folder=Path(cfg.checkpoint.save) if cfg.checkpoint.save else None,
         tensorboard_dir=cfg.logging.tensorboard_dir,
@@ -184,4 +218,4 @@ def _announce(run: Run, lines: list[str]) -> None:
         block.append(f"backend   {at.device.backend} instead of {backend} on this device")
     block += [f"start     {line}" for line in lines]
     block += [f"inactive  {line}" for line in cfg.inactive_flags(at.device.name)]
-    box("mindspeed-llm pretrain", block)
+    box(f"mindspeed-llm {cfg.tool}", block)

@@ -135,17 +135,23 @@ def build_run(
 def _wrap(cfg: Config, live: LiveModel) -> list[DistributedDataParallel]:
     """Cast, and put gradients into contiguous buffers."""
     ddp_config = options.data_parallel_config(cfg)
-    mixed = params_dtype(cfg) != torch.float32
     return [
         DistributedDataParallel(
             config=live.config,
             ddp_config=ddp_config,
-            module=Float16Module(live.config, model) if mixed else model,
+            module=module,
             # Communication of later chunks is not on the critical path.
             disable_bucketing=number > 0,
         )
-        for number, model in enumerate(live.chunks)
+        for number, module in enumerate(cast_modules(cfg, live))
     ]
+
+
+def cast_modules(cfg: Config, live: LiveModel) -> list[torch.nn.Module]:
+    """The chunks, which take and give fp32 where they compute in a shorter type."""
+    if params_dtype(cfg) == torch.float32:
+        return [*live.chunks]
+    return [Float16Module(live.config, model) for model in live.chunks]
 
 
 def _connect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,15 +12,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
+from mindspeed_llm.training.objective import Batch, Batches, Objective, Passes
 from mindspeed_llm.training.router_losses import router_losses
-
-Batch = dict[str, Any]
-"""``tokens``, ``labels``, ``position_ids`` and ``loss_mask``, ``[b, s]``; ``packed``, a
-:class:`~mindspeed.transformer.packed.PackedRows`, where rows hold samples apart from each other."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,12 @@ class StepResult:
         further_losses: those of tokens further ahead, one for each layer of multi-token
             prediction; as ``loss``, mean and on the last pipeline stage only.
         router_losses: see :func:`mindspeed_llm.training.router_losses.router_losses`.
+        metrics: further means that the objective reports, by name; on the last stage only.
         tokens, trained_tokens: of the global batch, all (padding included) and those in the loss;
             0 off the last pipeline stage.
-        empty_micro_batches: those without a trained token, which add nothing to loss and gradient.
+        untrained: parts of the batch in which nothing is trained (``Objective.untrained``).
+        not_finite: what was not finite, for which the update was left out; None where it was not
+            looked for, or all was finite.
     """
 
     loss: float | None
@@ -45,9 +45,11 @@ class StepResult:
     updated: bool
     further_losses: tuple[float, ...] = ()
     router_losses: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     trained_tokens: int = 0
-    empty_micro_batches: int = 0
+    untrained: int = 0
+    not_finite: str | None = None
 
 
 def loss_of_batch(
@@ -65,7 +67,8 @@ def loss_of_batch(
     total = torch.sum(losses.float() * mask)
     count = mask.sum()
     report = {"lm loss": torch.stack([total.detach(), count])}
-    report["tokens"] = torch.stack([torch.full_like(count, mask.numel()), (count == 0).float()])
+    tokens = torch.full_like(count, mask.numel())
+    report["tokens"] = torch.stack([tokens, count, (count == 0).float()])
     if further is not None:
         report["further losses"] = further
     return total, count.to(torch.int), report
@@ -96,104 +99,152 @@ def further_losses(model: torch.nn.Module) -> Tensor | None:
     return get_attr_wrapped_model(model, "further_losses")
 
 
+class NextToken:
+    """The loss of each next token that is trained: pretraining and SFT."""
+
+    rows_per_sample = 1
+    compute = 1.0
+    untrained = "micro-batches"
+
+    def prepare(self, batches: Batches, passes: Passes) -> Batches:
+        """The batches as they are."""
+        return batches
+
+    def forward_step(
+        self, batches: Iterator[Batch] | None, model: torch.nn.Module
+    ) -> tuple[Any, Any]:
+        """See :func:`forward_step`."""
+        return forward_step(batches, model)
+
+
+NEXT_TOKEN = NextToken()
+
+
 def train_step(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
-    batches: list[Iterator[Batch] | None],
+    batches: Batches,
     *,
     num_microbatches: int,
     micro_batch_size: int,
     seq_length: int,
+    objective: Objective = NEXT_TOKEN,
+    skip_not_finite: bool = False,
 ) -> StepResult:
     """Gradients of one global batch, and the update.
 
     Args:
         batches: one iterator of micro-batches per model chunk.
+        skip_not_finite: leave the update out where the loss or a gradient is not finite.
     """
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
-    reports = get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=batches if len(chunks) > 1 else batches[0],
-        model=chunks if len(chunks) > 1 else chunks[0],
-        num_microbatches=num_microbatches,
-        seq_length=seq_length,
-        micro_batch_size=micro_batch_size,
-        forward_only=False,
+    passes = Passes(num_microbatches, micro_batch_size * objective.rows_per_sample, seq_length)
+    reports = passes.run(
+        objective.forward_step, chunks, objective.prepare(batches, passes), forward_only=False
     )
-    updated, grad_norm, num_zeros = optimizer.step()
     sums = totals(reports)
+    not_finite = find_not_finite(chunks, sums) if skip_not_finite else None
+    updated, grad_norm, num_zeros = (False, None, None) if not_finite else optimizer.step()
     return StepResult(
         loss=sums.mean,
         grad_norm=None if grad_norm is None else float(grad_norm),
         num_zeros=num_zeros,
         updated=bool(updated),
-        further_losses=tuple(means(reports, "further losses")),
+        further_losses=tuple(further_means(reports)),
         router_losses=router_losses(chunks[0].config, num_microbatches),
+        metrics=sums.metrics,
         tokens=sums.tokens,
         trained_tokens=sums.trained,
-        empty_micro_batches=sums.empty,
+        untrained=sums.untrained,
+        not_finite=not_finite,
     )
+
+
+def find_not_finite(chunks: list[DistributedDataParallel], sums: Totals) -> str | None:
+    """What is not finite in a step, on any rank: the loss, a gradient; None for nothing."""
+    buffers = [
+        buffer.grad_data
+        for chunk in chunks
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+    ]
+    bad = torch.stack([~torch.isfinite(grads).all() for grads in buffers]).any().float()
+    loss_bad = torch.full_like(bad, not math.isfinite(sums.loss))
+    found = torch.stack([loss_bad, bad])
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+    names = [
+        name for name, is_bad in zip(("loss", "gradient"), found.tolist(), strict=True) if is_bad
+    ]
+    return " and ".join(names) or None
 
 
 def evaluate(
     chunks: list[DistributedDataParallel],
-    batches: list[Iterator[Batch] | None],
+    batches: Batches,
     *,
     iterations: int,
     num_microbatches: int,
     micro_batch_size: int,
     seq_length: int,
-) -> float | None:
-    """Mean loss per token over ``iterations`` global batches; None off the last stage."""
+    objective: Objective = NEXT_TOKEN,
+) -> Totals:
+    """Means over ``iterations`` global batches; of nothing off the last stage."""
     reports: list[dict[str, Tensor]] = []
+    passes = Passes(num_microbatches, micro_batch_size * objective.rows_per_sample, seq_length)
     for chunk in chunks:
         chunk.eval()
     with torch.no_grad():
         for _ in range(iterations):
-            reports += get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=batches if len(chunks) > 1 else batches[0],
-                model=chunks if len(chunks) > 1 else chunks[0],
-                num_microbatches=num_microbatches,
-                seq_length=seq_length,
-                micro_batch_size=micro_batch_size,
-                forward_only=True,
-            )
+            prepared = objective.prepare(batches, passes)
+            reports += passes.run(objective.forward_step, chunks, prepared, forward_only=True)
     for chunk in chunks:
         chunk.train()
-    return totals(reports).mean
+    return totals(reports)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all micro-batches and data-parallel ranks; all 0 off the last pipeline stage."""
+    """Sums over all micro-batches and data-parallel ranks; all 0 off the last pipeline stage.
+
+    Attributes:
+        count: what ``loss`` is the sum of: trained tokens, or pairs.
+        metrics: means of everything else that was reported.
+    """
 
     loss: float = 0.0
+    count: int = 0
     trained: int = 0
     tokens: int = 0
-    empty: int = 0
+    untrained: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float | None:
-        """The mean loss of a trained token, if there is any."""
-        return self.loss / self.trained if self.trained else None
+        """The mean loss, if there is any."""
+        return self.loss / self.count if self.count else None
+
+
+_OWN = ("lm loss", "tokens", "further losses")
 
 
 def totals(reports: list[dict[str, Tensor]]) -> Totals:
     """Sum reports up; ``reports`` is empty on all pipeline stages but the last."""
     if not reports:
         return Totals()
-    loss, trained, tokens, empty = _summed(
-        [torch.cat([report["lm loss"], report["tokens"]]) for report in reports]
+    names = [name for name in reports[0] if name not in _OWN]
+    parts = ["lm loss", "tokens", *names]
+    loss, count, tokens, trained, untrained, *more = _summed(
+        [torch.cat([report[name] for name in parts]) for report in reports]
     ).tolist()
-    return Totals(loss, int(trained), int(tokens), int(empty))
+    means = zip(names, more[::2], more[1::2], strict=True)
+    metrics = {name: value / number for name, value, number in means if number}
+    return Totals(loss, int(count), int(trained), int(tokens), int(untrained), metrics)
 
 
-def means(reports: list[dict[str, Tensor]], name: str) -> list[float]:
-    """Means of what reports hold as sums and numbers ``[n, 2]``; none if nothing."""
-    found = [report[name] for report in reports if name in report]
+def further_means(reports: list[dict[str, Tensor]]) -> list[float]:
+    """Means of the losses of tokens further ahead, one a layer; none if there are none."""
+    found = [report["further losses"] for report in reports if "further losses" in report]
     if not found:
         return []
     return [value / count if count else float("nan") for value, count in _summed(found).tolist()]

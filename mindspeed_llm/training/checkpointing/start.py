@@ -29,11 +29,13 @@ class Start:
             model from scratch.
         iteration: the iteration chosen in it; None for a Hugging Face folder.
         notes: lines for the start-up block.
+        continues: the run goes on from its own ``--save``, where ``--finetune`` says nothing.
     """
 
     root: Path | None
     iteration: paths.Iteration | None
     notes: tuple[str, ...] = ()
+    continues: bool = False
 
     @property
     def folder(self) -> Path | None:
@@ -54,12 +56,12 @@ def choose_start(cfg: Config) -> Start:
     saved, saved_notes = newest(save) if save else (None, ())
     if cfg.checkpoint.auto_resume and saved is not None:
         note = f"--auto-resume: continuing from iteration {saved} in {save}"
-        return Start(save, saved, (*saved_notes, note))
+        return Start(save, saved, (*saved_notes, note), continues=True)
     if load is None or (load == save and saved is None and cfg.checkpoint.auto_resume):
         return Start(None, None, _newer_in_save(save, saved, None))
     if (load / "config.json").exists():
         return Start(load, None, _newer_in_save(save, saved, None))
-    iteration, notes = _iteration_of(load, cfg.checkpoint.ckpt_step, trains=cfg.tool == "pretrain")
+    iteration, notes = _iteration_of(load, cfg.checkpoint.ckpt_step, trains=cfg.trains)
     if load != save:
         notes = (*notes, *_newer_in_save(save, saved, iteration))
     return Start(load, iteration, notes)

@@ -300,7 +300,7 @@ def test_joining_data_sets_needs_no_tokenizer():
             "--is-instruction-dataset --no-shuffle --full-shuffle-instruction-dataset",
             "exclude each other",
         ),
-        ("--is-pairwise-dataset", "needs preference training"),
+        ("--is-pairwise-dataset", "is for posttrain_gpt.py --stage dpo"),
     ],
 )
 def test_pack_01_paired_flags_of_the_data(words: str, fault: str) -> None:

@@ -1,0 +1,1 @@
+"""Tuning: supervised fine-tuning and preference optimisation, on the loop of pretraining."""
