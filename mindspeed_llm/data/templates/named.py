@@ -225,6 +225,8 @@ class NamedTemplate(Template):
             if self._tools is None:
                 raise TemplateError(f"template {self.name} has no form for calls of tools")
             answer = self._tools.calls(answer, message.tool_calls)
+            if self._tools.bare_calls:
+                return answer, 0
         before = self._assistant.before
         skipped += len(before) if skipped else 0
         return f"{before}{marked}{answer}{self._assistant.after}", skipped
