@@ -236,8 +236,9 @@ class NamedTemplate(Template):
         thinking = self._thinking
         assert thinking is not None
         reasoning, content = split_thinking(message, thinking.open.strip(), thinking.close.strip())
+        # Thinking of white space alone counts as thinking, and is empty.
+        empty = thinking.empty == "all" or self._preserve or (live and (last or bool(reasoning)))
         reasoning = reasoning.strip(thinking.strip) if live else ""
-        empty = thinking.empty == "all" or self._preserve or (live and last)
         if thinking.strip is None:
             content = content.strip()
         elif reasoning or empty:
