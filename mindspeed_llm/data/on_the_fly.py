@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
@@ -57,7 +57,7 @@ def prepare_raw(config: Config, tokenizer: Tokenizer | NullTokenizer) -> DataFla
             "--tokenizer-name-or-path."
         )
     made = {word: _prepare(word, config, tokenizer) for word in raw}
-    changes = {
+    changes: dict[str, Any] = {
         name: tuple(made.get(word, word) for word in words)
         for name, words in named.items()
         if words

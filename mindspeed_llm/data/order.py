@@ -32,7 +32,7 @@ class Order:
         multiple_of: int = 1,
     ) -> None:
         assert rows > 0
-        self.rows, self.seed = rows, list(seed)
+        self.rows, self.seed = rows, [number % 2**32 for number in seed]
         self.shuffle, self.mixed = shuffle, mixed
         self.per_pass = -(-rows // multiple_of) * multiple_of
         self._kept: tuple[int, np.ndarray] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_llm.flags.core import TRAINERS, Group, flag
-from mindspeed_llm.flags.status import part_of, unsupported
+from mindspeed_llm.flags.status import neutral, part_of, unsupported
 
 DATA = TRAINERS | {"preprocess"}
 MEGATRON_OWN = "Megatron's own tokenizers (use PretrainedFromHF)"
@@ -59,5 +59,5 @@ class TokenizerFlags(Group):
         "right",
         "Side that instruction data are padded on.",
         choices=("left", "right"),
-        effect=part_of("is_instruction_dataset", "is_pairwise_dataset"),
+        effect=neutral("padding, on whatever side, takes no part in attention and loss"),
     )

@@ -53,9 +53,7 @@ def _model(run: Run, start: Start, saved: Saved | None) -> tuple[ResolvedModel, 
     return _resolved(run, run.cfg.checkpoint.load, run.cfg.checkpoint.ckpt_step, "--load")
 
 
-def _resolved(
-    run: Run, folder: str, step: int | None, flag: str
-) -> tuple[ResolvedModel, str]:
+def _resolved(run: Run, folder: str, step: int | None, flag: str) -> tuple[ResolvedModel, str]:
     cfg = _loading(run.cfg, folder, step)
     try:
         start = choose_start(cfg)

@@ -46,9 +46,9 @@ def read_batches(
     files: Sequence[Path | Part],
     wanted: Fields | Sequence[str],
     bad: BadRecords,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int | None = None,
 ) -> Iterator[Batch]:
-    """Yield the records of ``files`` in order, in batches of about ``batch_bytes``.
+    """Yield the records of ``files`` in order, in batches of about ``batch_bytes`` (4 MiB).
 
     Args:
         files: whole or in part, of the formats that :func:`find_inputs` knows.
@@ -61,4 +61,5 @@ def read_batches(
     fields = wanted if isinstance(wanted, Fields) else Fields(tuple(wanted))
     for file in files:
         part = file if isinstance(file, Part) else Part(file)
-        yield from READERS[str(format_of(part.path))](part, fields, bad, batch_bytes)
+        reader = READERS[str(format_of(part.path))]
+        yield from reader(part, fields, bad, batch_bytes or BATCH_BYTES)

@@ -206,9 +206,11 @@ def tested_strings(tree: jinja2.nodes.Template) -> set[str]:
     for compare in tree.find_all(nodes.Compare):
         if any(operand.op in ("in", "notin") for operand in compare.ops):
             found |= {one for one in _strings(compare.expr) if not one.isidentifier()}
-    for call in tree.find_all((nodes.Call, nodes.Filter, nodes.Test)):
-        if not (isinstance(call, nodes.Call) and isinstance(call.node, nodes.Name)):
-            for argument in call.args or ():
+    for kind in (nodes.Call, nodes.Filter, nodes.Test):
+        for call in tree.find_all(kind):
+            if isinstance(call, nodes.Call) and isinstance(call.node, nodes.Name):
+                continue  # namespace(...), raise_exception(...)
+            for argument in getattr(call, "args", None) or ():
                 found |= {one for one in _strings(argument) if not one.isidentifier()}
     return {one for one in found if one.strip()}
 

@@ -225,6 +225,8 @@ class NamedTemplate(Template):
             if self._tools is None:
                 raise TemplateError(f"template {self.name} has no form for calls of tools")
             answer = self._tools.calls(answer, message.tool_calls)
+            if self._tools.bare_calls:
+                return answer, 0
         before = self._assistant.before
         skipped += len(before) if skipped else 0
         return f"{before}{marked}{answer}{self._assistant.after}", skipped
@@ -234,8 +236,9 @@ class NamedTemplate(Template):
         thinking = self._thinking
         assert thinking is not None
         reasoning, content = split_thinking(message, thinking.open.strip(), thinking.close.strip())
+        # Thinking of white space alone counts as thinking, and is empty.
+        empty = thinking.empty == "all" or self._preserve or (live and (last or bool(reasoning)))
         reasoning = reasoning.strip(thinking.strip) if live else ""
-        empty = thinking.empty == "all" or self._preserve or (live and last)
         if thinking.strip is None:
             content = content.strip()
         elif reasoning or empty:

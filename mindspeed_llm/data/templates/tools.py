@@ -12,7 +12,13 @@ from mindspeed_llm.data.templates.template import TemplateError
 
 
 class ToolFormat(ABC):
-    """One way to write them. The texts are those of the family's official template."""
+    """One way to write them. The texts are those of the family's official template.
+
+    Attributes:
+        bare_calls: a turn that calls is not written in the form of an answer.
+    """
+
+    bare_calls = False
 
     @abstractmethod
     def system(self, system: str | None, tools: Sequence[dict[str, Any]]) -> str:
@@ -82,6 +88,8 @@ class QwenTools(ToolFormat):
 
 class Glm4Tools(ToolFormat):
     """GLM-4-0414."""
+
+    bare_calls = True
 
     def system(self, system: str | None, tools: Sequence[dict[str, Any]]) -> str:
         if system is not None:

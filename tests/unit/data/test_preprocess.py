@@ -16,7 +16,7 @@ from mindspeed_llm.data import encoder, pipeline
 from mindspeed_llm.data.indexed import IndexedWriter, token_dtype
 from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
-from tests.data import small
+from tests.data import chats, small
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -145,5 +145,36 @@ print(re.search(r"VmHWM:\\s+(\\d+)", status).group(1))
         result = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
         )
+        peaks.append(int(result.stdout.split()[-1]) / 1024)
+    assert peaks[1] - peaks[0] < 40, f"peak memory in MB: {peaks}"
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_chats(tmp_path: Path) -> None:
+    """Packed, which holds a window of samples; small batches fill window and queues early."""
+    rows = [chats.openai(turns[-2:] * 8) for turns in chats.CHATS]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    peaks = []
+    for megabytes in (15, 60):
+        (tmp_path / "a.jsonl").write_text(text * (megabytes * 1_000_000 // len(text)))
+        code = f"""
+import pathlib, re
+from mindspeed_llm.data import readers
+from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.tokenizer import load_hf_tokenizer
+tokenizer = load_hf_tokenizer(pathlib.Path({str(chats.folder())!r}))
+options = PreprocessOptions(
+    {str(tmp_path / "a.jsonl")!r}, {str(tmp_path / "x")!r}, handler_name="OpenAIInstructionHandler",
+    template={{"prompt_type": "chatml"}}, seq_length=1024, pack=True, max_dropped_share=1.0,
+)
+readers.BATCH_BYTES = 1 << 18
+preprocess(options, tokenizer)
+status = pathlib.Path("/proc/self/status").read_text()
+print(re.search(r"VmHWM:\\s+(\\d+)", status).group(1))
+"""
+        result = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        assert result.returncode == 0, result.stderr
         peaks.append(int(result.stdout.split()[-1]) / 1024)
     assert peaks[1] - peaks[0] < 40, f"peak memory in MB: {peaks}"

@@ -40,7 +40,11 @@ def parsed(tool: str, words: str) -> Config:
             "--load-dir x",
             r"--load-dir is a flag of convert and convert_v1, not of pret",
         ),
-        ("convert", "--lr 1", r"--lr is a flag of pretrain, posttrain and inference, not of convert"),
+        (
+            "convert",
+            "--lr 1",
+            r"--lr is a flag of pretrain, posttrain and inference, not of convert",
+        ),
         ("pretrain", "--num-layers four", r"--num-layers: 'four' is not a whole number"),
         ("pretrain", "--num-layers 2.5", r"--num-layers: '2.5' is not a whole number"),
         ("pretrain", "--num-layers 0", r"--num-layers: 0 is out of range: .*at least 1"),

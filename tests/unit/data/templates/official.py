@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from mindspeed_llm.data.conversation import Conversation, Message, ToolCall
+from mindspeed_llm.data.encoder import TokenizersEngine
+from mindspeed_llm.data.templates import ChatEncoder
 from mindspeed_llm.data.templates.thinking import without_thinking
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests import real_inputs
@@ -91,6 +93,13 @@ def load(name: str) -> tuple[Tokenizer, str]:
     assert source is not None
     tokenizer.hf.chat_template = source
     return tokenizer, source
+
+
+@functools.cache
+def encoder(name: str) -> ChatEncoder:
+    """Encodes with ``tokenizers``; choosing the fastest engine takes seconds."""
+    tokenizer, _ = load(name)
+    return ChatEncoder(TokenizersEngine(tokenizer.backend_json()), tokenizer)
 
 
 def messages(conversation: Conversation) -> list[dict[str, Any]]:
