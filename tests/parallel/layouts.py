@@ -82,9 +82,10 @@ def train_flags(hf: Path | None, data: Path, iters: int = 20, **more) -> list[st
     return words
 
 
-def train(rank: int, world: int, argv: list[str]) -> list[dict]:
+def train(rank: int, world: int, argv: list[str], tool: str = "pretrain") -> list[dict]:
     """Run a training command on the pool's ranks; the rows that the last rank reports."""
     from mindspeed_llm.flags import parse
+    from mindspeed_llm.posttrain.command import Posttraining
     from mindspeed_llm.training import metrics, pretrain
 
     rows: list[dict] = []
@@ -96,20 +97,23 @@ def train(rank: int, world: int, argv: list[str]) -> list[dict]:
 
     metrics.Reporter._record = record
     try:
-        pretrain.train(parse("pretrain", argv))
+        kind = Posttraining() if tool == "posttrain" else None
+        pretrain.train(parse(tool, argv), kind)
     finally:
         metrics.Reporter._record = original
     return rows
 
 
-def train_and_tell(rank: int, world: int, argv: list[str]) -> tuple[list[dict], str]:
+def train_and_tell(
+    rank: int, world: int, argv: list[str], tool: str = "pretrain"
+) -> tuple[list[dict], str]:
     """As :func:`train`, with everything that was printed."""
     import contextlib
     import io
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        rows = train(rank, world, argv)
+        rows = train(rank, world, argv, tool)
     return rows, said.getvalue()
 
 
