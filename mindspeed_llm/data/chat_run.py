@@ -13,10 +13,8 @@ import orjson
 from mindspeed_llm.console import say
 from mindspeed_llm.data.chats import Made, Maker, TemplateChoice, made_in_order
 from mindspeed_llm.data.encoder import Encoded, Engine
-from mindspeed_llm.data.indexed import IndexedWriter
 from mindspeed_llm.data.job import Job
-from mindspeed_llm.data.manifest import Manifest
-from mindspeed_llm.data.outcome import NothingToWrite, Summary
+from mindspeed_llm.data.outcome import NothingToWrite, Summary, notes_of
 from mindspeed_llm.data.packing import PackedRows
 from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
 from mindspeed_llm.data.readers import BadRecords, Batch
@@ -104,7 +102,17 @@ class ChatRun:
                 self.packed.finish(out)
             self._count_bad(bad)
             check_some(self.job, self.tally)
-            manifests = {key: self._manifest(key, writer) for key, writer in out.by_key.items()}
+            manifests = notes_of(
+                self.job,
+                self.tokenizer,
+                self.engine.name,
+                self.tally,
+                out,
+                template=template_note(self.maker.template),
+                cut=sum(n for why, n in self.tally.noted.items() if why.startswith("cut")),
+                pad=self.packed.pad if self.packed else None,
+                seq_length=options.seq_length,
+            )
             out.commit(manifests)
         seconds = time.perf_counter() - started
         packed = self.packed.counts if self.packed else None
@@ -172,33 +180,6 @@ class ChatRun:
         for key, encoded in piece.extras.items():
             columns[key] = chosen(encoded, rows.kept)
         return {key: columns[key] for key in self.keys}
-
-    def _manifest(self, key: str, writer: IndexedWriter) -> Manifest:
-        tokenizer, options = self.tokenizer, self.job.options
-        return Manifest(
-            tokenizer=str(tokenizer.folder),
-            tokenizer_json_sha256=tokenizer.file_hash,
-            vocabulary_sha256=tokenizer.vocabulary_hash(),
-            vocab_size=tokenizer.vocab_size,
-            dtype=writer.dtype.name,
-            eod=self.sizing.eod,
-            tokens=writer.tokens,
-            documents=writer.documents,
-            skipped_empty=0,
-            skipped_bad=self.tally.bad,
-            handler=options.handler_name or type(self.job.handler).__name__,
-            key=key,
-            inputs=self.job.notes(),
-            encoder=self.engine.name,
-            kind=self.kind,
-            template=template_note(self.maker.template),
-            flags=options.content_flags(),
-            read=self.tally.read,
-            cut=sum(n for why, n in self.tally.noted.items() if why.startswith("cut")),
-            dropped=dict(self.tally.dropped),
-            pad=self.packed.pad if self.packed else None,
-            seq_length=options.seq_length,
-        )
 
 
 def check_some(job: Job, tally: Tally) -> None:

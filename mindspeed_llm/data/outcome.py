@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import box
 from mindspeed_llm.data.indexed import bin_path
+from mindspeed_llm.data.job import Job
 from mindspeed_llm.data.manifest import Manifest
+from mindspeed_llm.data.pipeline import Writers
 from mindspeed_llm.data.tally import Tally
+from mindspeed_llm.data.tokenizer import Tokenizer
 
 
 class NothingToWrite(UserError):
@@ -110,6 +114,45 @@ class Summary:
             ("skipped bad", counted(tally.bad, tally.first_bad)),
             ("template", note.template["name"] if note.template else ""),
         ]
+
+
+def notes_of(
+    job: Job, tokenizer: Tokenizer, encoder: str, tally: Tally, out: Writers, **of_kind: Any
+) -> dict[str, Manifest]:
+    """The note of each data set that was written; ``of_kind``: what only its kind of data has."""
+    options = job.options
+    # Hashes of the vocabulary and the inputs are the same for all keys.
+    common = Manifest(
+        tokenizer=str(tokenizer.folder),
+        tokenizer_json_sha256=tokenizer.file_hash,
+        vocabulary_sha256=tokenizer.vocabulary_hash(),
+        vocab_size=tokenizer.vocab_size,
+        dtype="",
+        eod=tokenizer.eod if options.append_eod else None,
+        tokens=0,
+        documents=0,
+        skipped_empty=tally.empty,
+        skipped_bad=tally.bad,
+        handler=options.handler_name or type(job.handler).__name__,
+        key="",
+        inputs=job.notes(),
+        encoder=encoder,
+        kind=job.handler.kind,
+        flags=options.content_flags(),
+        read=tally.read,
+        dropped=dict(tally.dropped),
+        **of_kind,
+    )
+    return {
+        key: replace(
+            common,
+            key=key,
+            dtype=writer.dtype.name,
+            tokens=writer.tokens,
+            documents=writer.documents,
+        )
+        for key, writer in out.by_key.items()
+    }
 
 
 def counted(count: int, first: str) -> str:

@@ -10,10 +10,9 @@ from pathlib import Path
 from mindspeed_llm.console import say
 from mindspeed_llm.data.encoder import Encoded, Engine
 from mindspeed_llm.data.handlers import TextHandler
-from mindspeed_llm.data.indexed import IndexedWriter, token_dtype
+from mindspeed_llm.data.indexed import token_dtype
 from mindspeed_llm.data.job import Job
-from mindspeed_llm.data.manifest import Manifest
-from mindspeed_llm.data.outcome import NothingToWrite, Summary
+from mindspeed_llm.data.outcome import NothingToWrite, Summary, notes_of
 from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
 from mindspeed_llm.data.plain_text import PlainText
 from mindspeed_llm.data.readers import BadRecords, Batch
@@ -65,36 +64,13 @@ class TextRun:
                 first_empty=plain.skipped.first,
             )
             check_some(self.job, out, tally)
-            manifests = {
-                key: self._manifest(key, writer, plain.eod, tally)
-                for key, writer in out.by_key.items()
-            }
+            manifests = notes_of(self.job, self.tokenizer, self.engine.name, tally, out)
             out.commit(manifests)
         seconds = time.perf_counter() - started
         paths = [str(path) for path in prefixes.values()]
         summary = Summary(prefixes, manifests, tally, seconds, paths)
         summary.report()
         return summary
-
-    def _manifest(self, key: str, writer: IndexedWriter, eod: int | None, tally: Tally) -> Manifest:
-        return Manifest(
-            tokenizer=str(self.tokenizer.folder),
-            tokenizer_json_sha256=self.tokenizer.file_hash,
-            vocabulary_sha256=self.tokenizer.vocabulary_hash(),
-            vocab_size=self.tokenizer.vocab_size,
-            dtype=writer.dtype.name,
-            eod=eod,
-            tokens=writer.tokens,
-            documents=writer.documents,
-            skipped_empty=tally.empty,
-            skipped_bad=tally.bad,
-            handler=type(self.job.handler).__name__,
-            key=key,
-            inputs=self.job.notes(),
-            encoder=self.engine.name,
-            flags=self.job.options.content_flags(),
-            read=tally.read,
-        )
 
 
 def check_some(job: Job, out: Writers, tally: Tally) -> None:

@@ -21,6 +21,7 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
 from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import nn
 
 from mindspeed.errors import UserError
@@ -121,7 +122,7 @@ def _wanted_states(
 
 def _model_state(run: Run) -> dict[str, Any]:
     state = {
-        key: model.sharded_state_dict()
+        key: model.sharded_state_dict(metadata=ensure_metadata_has_dp_cp_group(None))
         for key, model in zip(run.layout.chunk_keys(), run.models, strict=True)
     }
     if run.layout.noop_layers:

@@ -27,7 +27,7 @@ PAIRS = [
     ("qwen3-moe", (EP, "2"), (TP, "2", PP, "2", EP, "4", ETP, "1")),
     ("qwen3-moe-dense", (TP, "2", EP, "2", GROUPED), (EP, "4", PP, "2")),
     ("mixtral", (TP, "2", EP, "2", ETP, "1"), (TP, "4", GROUPED)),
-    ("deepseek3", (TP, "2", EP, "2", *DIST), (TP, "2", PP, "2", EP, "2", ETP, "1", GROUPED)),
+    ("deepseek2", (TP, "2", EP, "2", *DIST), (TP, "2", PP, "2", EP, "2", ETP, "1", GROUPED)),
     ("qwen2-moe", (TP, "2", PP, "2", EP, "2"), DIST),
 ]
 QUICK = (2, 8)
