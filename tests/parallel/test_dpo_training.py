@@ -115,7 +115,7 @@ def tune(pool, ranks: int, argv: list[str]) -> list[dict]:
         LOSSES,
         quick=[
             *(("one", loss) for loss in LOSSES),
-            ("PP2", "smoothed"),
+            ("PP2 interleaved", "smoothed"),
             ("DP2", "ipo"),
         ],
     ),
