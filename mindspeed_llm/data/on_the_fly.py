@@ -104,7 +104,8 @@ def _prepare(word: str, config: Config, tokenizer: Tokenizer) -> str:
 
 def is_raw_result(result: str, data: DataFlags) -> bool:
     """Whether the prepared data is still missing."""
-    last = part_prefix(result, "attention_mask") if data.is_instruction_dataset else result
+    # The one that is published last.
+    last = part_prefix(result, "labels") if data.is_instruction_dataset else result
     return not idx_path(last).is_file()
 
 
