@@ -26,6 +26,7 @@ TOOLS = {
     "convert_ckpt_v2.py": "convert",
     "convert_ckpt.py": "convert_v1",
     "pretrain_gpt.py": "pretrain",
+    "posttrain_gpt.py": "posttrain",
     "inference.py": "inference",
 }
 # Script, the published command that it holds, and the dests in which it goes beyond that: paths
@@ -69,7 +70,7 @@ def test_every_script_is_accepted_as_it_stands(script: str, tmp_path: Path) -> N
     launcher, command = command_of(script, tmp_path)
     assert (ROOT / command[0]).is_file()
     config = parsed(command)
-    if config.tool in ("pretrain", "inference"):
+    if config.trains or config.tool == "inference":
         processes = int(launcher[launcher.index("--nproc_per_node") + 1])
         sizes = config.parallel
         per_model = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
