@@ -36,8 +36,8 @@ class RankError(AssertionError):
     """A rank raised; the message holds its traceback."""
 
 
-# Each run leaves a thread of gloo behind that wakes up all the time, and a listening store.
-RUNS_PER_PROCESS = 50
+# Gloo's threads wake up all the time, and those of groups that something still refers to stay.
+MOST_THREADS = 150
 
 
 class Pool:
@@ -48,15 +48,13 @@ class Pool:
         self._folder = tempfile.TemporaryDirectory()
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Any] = []
-        self._runs = 0
 
     def run(self, function: Callable, timeout: float = 180.0, **kwargs: Any) -> list[Any]:
         """Run ``function`` on every rank and return the results in rank order."""
-        if self._runs == RUNS_PER_PROCESS:
+        if any(_threads(process.pid) > MOST_THREADS for process in self._processes):
             self.close()
         if not self._processes:
             self._start()
-        self._runs += 1
         target = (function.__module__, function.__qualname__)
         port = _free_port()
         for connection in self._connections:
@@ -87,7 +85,7 @@ class Pool:
             process.wait()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections, self._runs = [], [], 0
+        self._processes, self._connections = [], []
 
     def _start(self) -> None:
         address = str(Path(self._folder.name) / f"socket{os.getpid()}")
@@ -110,6 +108,12 @@ class Pool:
                 connection = listener.accept()
                 connections[connection.recv()] = connection
         self._connections = [connections[rank] for rank in range(self.size)]
+
+
+def _threads(pid: int) -> int:
+    """Threads of a process; 0 where the system does not tell."""
+    folder = Path(f"/proc/{pid}/task")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def _free_port() -> int:
