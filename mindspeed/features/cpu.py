@@ -171,25 +171,6 @@ def _to_python(original: Any) -> Any:
     return maybe_move_tensor_to_cpu
 
 
-def _one_direction_at_a_time(original: Any) -> Any:
-    """``_communicate_shapes`` for two stages, where each is the other's next and previous one.
-
-    gloo pairs the messages of two ranks by their order alone, so shapes that go to the next stage
-    and shapes that go back would be exchanged.
-    """
-
-    def communicate(
-        self: Any, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
-    ) -> tuple[Any, Any]:
-        if self.prev_rank != self.next_rank:
-            return original(self, tensor_send_next, tensor_send_prev, recv_prev, recv_next)
-        from_prev, _ = original(self, tensor_send_next, None, recv_prev, False)
-        _, from_next = original(self, None, tensor_send_prev, False, recv_next)
-        return from_prev, from_next
-
-    return communicate
-
-
 _RANDOM = "megatron.core.tensor_parallel.random"
 
 FEATURE = Feature(
@@ -247,13 +228,6 @@ FEATURE = Feature(
             "the CPU's generator is the device's: its change is no fault to warn of",
             f"{_RANDOM}:CudaRNGStatesTracker.fork",
             _fork,
-            devices=_CPU,
-        ),
-        SymbolPatch(
-            "cpu.shapes-between-stages",
-            "gloo pairs the messages of two ranks by their order alone",
-            "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate_shapes",
-            _one_direction_at_a_time,
             devices=_CPU,
         ),
         SymbolPatch(

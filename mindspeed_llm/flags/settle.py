@@ -54,6 +54,13 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     data = config.data
     if data.no_pad_to_seq_lengths and not data.variable_seq_lengths:
         data = replace(data, variable_seq_lengths=True)
+    interleaved = parallel.num_layers_per_virtual_pipeline_stage is not None
+    if interleaved and parallel.pipeline_model_parallel_size == 2 and data.variable_seq_lengths:
+        data = replace(data, variable_seq_lengths=False, no_pad_to_seq_lengths=False)
+        notes.append(
+            "--variable-seq-lengths is off, rows are padded to --seq-length: between two "
+            "interleaved stages the messages that tell lengths mix with the others"
+        )
     if data.reset_attention_mask and not data.reset_position_ids:
         notes.append(
             "--reset-attention-mask without --reset-position-ids: positions go on over the "
