@@ -8,7 +8,7 @@ The result, ``data/corpus_text_document.bin`` and ``.idx``, is what ``--data-pat
 """
 
 from mindspeed_llm.console import entry_point
-from mindspeed_llm.data.preprocess import main
+from mindspeed_llm.data.preprocess.command import main
 
 if __name__ == "__main__":
     entry_point(main)

@@ -25,7 +25,7 @@ from preprocess import texts_in, write_corpus
 from mindspeed_llm.console import entry_point, say
 from mindspeed_llm.data.conversation import Conversation, Message
 from mindspeed_llm.data.encoder import choose_engine, set_threads
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.templates import ChatEncoder, Rendered, load_template
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 

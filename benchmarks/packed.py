@@ -45,8 +45,8 @@ def lengths(count: int, longest: int, draw: np.random.Generator) -> list[int]:
 
 def make_samples(seq_length: int) -> list:
     """Samples whose second half is trained."""
-    from mindspeed_llm.data.collate import Sample
-    from mindspeed_llm.data.parts import IGNORE
+    from mindspeed_llm.data.datasets.collate import Sample
+    from mindspeed_llm.data.storage.parts import IGNORE
 
     draw = np.random.default_rng(0)
     found = []
@@ -59,7 +59,7 @@ def make_samples(seq_length: int) -> list:
 
 def pack(samples: list, seq_length: int) -> list:
     """Rows filled in order, first row that has room (first fit)."""
-    from mindspeed_llm.data.collate import Sample
+    from mindspeed_llm.data.datasets.collate import Sample
 
     rows: list[list] = []
     for sample in samples:
@@ -115,7 +115,7 @@ def make_step(folder: Path, seq_length: int) -> Callable[[list[dict]], int]:
 def batches(rows: list, seq_length: int, *, group: int, dynamic: bool, packed: bool):
     """Endless steps, each a list of micro-batches with about :data:`TOKENS_A_STEP` tokens."""
     from mindspeed.transformer.packed import PackedRows
-    from mindspeed_llm.data.collate import Collator
+    from mindspeed_llm.data.datasets.collate import Collator
 
     collate = Collator(seq_length, multiple_of=8 if dynamic else None, packed=packed)
     at, now = 0, []

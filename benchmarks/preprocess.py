@@ -33,11 +33,11 @@ import numpy as np
 
 from mindspeed_llm.console import entry_point, say
 from mindspeed_llm.data.encoder import TokenizersEngine, set_threads
-from mindspeed_llm.data.indexed import IndexHeader, bin_path
-from mindspeed_llm.data.job import open_job
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.job import open_job
+from mindspeed_llm.data.preprocess.text_run import TextRun
 from mindspeed_llm.data.readers import BadRecords, read_batches
-from mindspeed_llm.data.text_run import TextRun
+from mindspeed_llm.data.storage.indexed import IndexHeader, bin_path
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from mindspeed_llm.files import atomic_path
 

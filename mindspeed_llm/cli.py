@@ -14,9 +14,9 @@ from mindspeed.errors import UserError
 from mindspeed_llm.console import entry_point
 
 VERBS = {
-    "preprocess": ("mindspeed_llm.data.preprocess", "raw text to an indexed data set"),
+    "preprocess": ("mindspeed_llm.data.preprocess.command", "raw text to an indexed data set"),
     "data": (
-        "mindspeed_llm.data.command",
+        "mindspeed_llm.data.view.command",
         "look at data: samples with the trained tokens, numbers",
     ),
     "convert": ("mindspeed_llm.checkpoint.command", "weights, Hugging Face <-> Megatron"),

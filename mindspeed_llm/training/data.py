@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mindspeed.transformer.packed import PackedRows
-from mindspeed_llm.data.datasets import build_datasets, collator, splits_with_data
-from mindspeed_llm.data.loader import build_dataloader
-from mindspeed_llm.data.on_the_fly import prepare_raw
+from mindspeed_llm.data.datasets.build import build_datasets, collator, splits_with_data
+from mindspeed_llm.data.datasets.loader import build_dataloader
+from mindspeed_llm.data.datasets.on_the_fly import prepare_raw
 from mindspeed_llm.data.tokenizer import NullTokenizer
 from mindspeed_llm.training.objective import Batch
 from mindspeed_llm.training.setup import Run

@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed.errors import UserError
 from mindspeed_llm.data.handlers import OddShape, get_handler
-from mindspeed_llm.data.preprocess import PreprocessOptions, Summary, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, Summary, preprocess
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats
 

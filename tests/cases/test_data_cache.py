@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindspeed_llm.data.indexed import IndexedWriter
+from mindspeed_llm.data.storage.indexed import IndexedWriter
 
 SEQ = 8
 
@@ -23,7 +23,7 @@ def make(prefix: Path, lengths: list[int], seed: int = 0) -> str:
 
 
 def build(words: list[str], cache: str | None, **flags):
-    from mindspeed_llm.data.datasets import build_datasets
+    from mindspeed_llm.data.datasets.build import build_datasets
     from mindspeed_llm.data.tokenizer import NullTokenizer
     from mindspeed_llm.flags.data import DataFlags
 
@@ -40,7 +40,7 @@ def tokens(dataset) -> list[list[int]]:
 
 def on_rank(rank: int, world: int, words: list[str], caches: list[str], **flags):
     """The samples that a rank sees, and how often it built rather than loaded."""
-    from mindspeed_llm.data import index_cache
+    from mindspeed_llm.data.datasets import index_cache
 
     built: list[str] = []
     original = index_cache.store_arrays
@@ -76,7 +76,7 @@ def late(rank: int, world: int, words: list[str], cache: str) -> str:
     import io
     import time
 
-    from mindspeed_llm.data import index_cache
+    from mindspeed_llm.data.datasets import index_cache
 
     original = index_cache.store_arrays
     index_cache.MESSAGE_AFTER_SECONDS = 0.2

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.indexed import (
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, merge_groups, preprocess
+from mindspeed_llm.data.storage.indexed import (
     HEADER,
     MAGIC,
     IndexedWriter,
     check_indexed,
     token_dtype,
 )
-from mindspeed_llm.data.manifest import read_manifest
-from mindspeed_llm.data.preprocess import PreprocessOptions, merge_groups, preprocess
-from mindspeed_llm.data.stored import merge_indexed
+from mindspeed_llm.data.storage.manifest import read_manifest
+from mindspeed_llm.data.storage.stored import merge_indexed
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import small
 
@@ -106,7 +106,7 @@ def endless(tmp_path: Path) -> tuple[Path, list[str]]:
     code = f"""
 import pathlib, sys
 from mindspeed_llm.data import readers
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 original = readers.READERS["txt"]
 def slow(*arguments):
@@ -169,7 +169,7 @@ def test_data_07_full_disk(tmp_path: Path, tokenizer: Tokenizer) -> None:
     code = f"""
 import pathlib, resource, signal
 from mindspeed_llm.console import entry_point
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -253,7 +253,7 @@ def test_data_10_the_writer_counts_beyond_32_bits(tmp_path: Path) -> None:
 
 def test_data_10_epochs_times_tokens_beyond_32_bits(tmp_path: Path) -> None:
     """2**31 tokens an epoch, five epochs: no index is negative, no sample has another length."""
-    from mindspeed_llm.data.datasets import build_datasets
+    from mindspeed_llm.data.datasets.build import build_datasets
     from mindspeed_llm.data.tokenizer import NullTokenizer
     from mindspeed_llm.flags.data import DataFlags
 
@@ -285,7 +285,7 @@ def test_data_10_a_merged_set_is_the_concatenation(
     parts = [[[1, 2], [3]], [[4, 5, 6]], [[7], [8, 9], [10]]]
     prefixes = [make(tmp_path / f"p{i}", part) for i, part in enumerate(parts)]
     for tokens in (1, 3, 1 << 20):
-        monkeypatch.setattr("mindspeed_llm.data.stored.MERGE_TOKENS", tokens)
+        monkeypatch.setattr("mindspeed_llm.data.storage.stored.MERGE_TOKENS", tokens)
         merge_indexed(prefixes, tmp_path / "merged")
         data = indexed_dataset(tmp_path / "merged")
         assert [one.tolist() for one in data[: len(data)]] == list(chain.from_iterable(parts))

@@ -161,8 +161,8 @@ def samples(prefix: Path | str) -> list[tuple[list[int], list[int]]]:
 
 def keep_one_engine(patch: pytest.MonkeyPatch) -> None:
     """Preprocess with one engine made once: choosing one takes longer than a small file does."""
-    from mindspeed_llm.data import preprocess
     from mindspeed_llm.data.encoder import TokenizersEngine
+    from mindspeed_llm.data.preprocess import command as preprocess
 
     @functools.cache
     def engine(folder: Path) -> TokenizersEngine:

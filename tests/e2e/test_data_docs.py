@@ -19,7 +19,7 @@ TAIL = ["--handler-name", "AlpacaStyleInstructionHandler", "--prompt-type", "qwe
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model, a raw file, and data made of it."""
-    from mindspeed_llm.data.preprocess import main
+    from mindspeed_llm.data.preprocess.command import main
     from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mindspeed_llm.console import entry_point
-from mindspeed_llm.data.preprocess import main
+from mindspeed_llm.data.preprocess.command import main
 from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 from tests.data import small
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_llm.data.indexed import check_indexed
-from mindspeed_llm.data.preprocess import main
+from mindspeed_llm.data.preprocess.command import main
+from mindspeed_llm.data.storage.indexed import check_indexed
 from tests.data import chats, small
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "preprocess.md"

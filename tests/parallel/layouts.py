@@ -142,7 +142,7 @@ def batches_of(run, ids: list[list[int]], segments: list[int] | None = None):
     import torch
 
     from mindspeed.transformer.packed import PackedRows
-    from mindspeed_llm.data.collate import positions_of
+    from mindspeed_llm.data.datasets.collate import positions_of
 
     rows = [torch.tensor([row]) for row in ids]
     micro = [

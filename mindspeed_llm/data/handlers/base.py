@@ -14,9 +14,9 @@ from mindspeed.errors import UserError
 from mindspeed_llm.data.conversation import Conversation, Message, Pair
 from mindspeed_llm.data.handlers.faults import Malformed
 from mindspeed_llm.data.handlers.roles import ordered
-from mindspeed_llm.data.manifest import Kind
 from mindspeed_llm.data.readers import Fields
 from mindspeed_llm.data.readers.records import json_kind
+from mindspeed_llm.data.storage.manifest import Kind
 
 
 class Handler(ABC):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.preprocess import PreprocessOptions, Summary, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, Summary, preprocess
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.command import main
-from mindspeed_llm.data.parts import INSTRUCTION, Parts
-from mindspeed_llm.data.show import Viewer
-from mindspeed_llm.data.stats import bars, collect_all, histogram
+from mindspeed_llm.data.storage.parts import INSTRUCTION, Parts
 from mindspeed_llm.data.tokenizer import load_hf_tokenizer
+from mindspeed_llm.data.view.command import main
+from mindspeed_llm.data.view.show import Viewer
+from mindspeed_llm.data.view.stats import bars, collect_all, histogram
 from tests.data import small
 from tests.instruction_data import IGNORE, Row, pack, sample, samples, write, write_pairs
 
@@ -83,7 +83,7 @@ def test_numbers_by_hand(tmp_path):
 
 
 def test_numbers_do_not_depend_on_how_many_rows_are_read_at_once(tmp_path, monkeypatch):
-    from mindspeed_llm.data import stats
+    from mindspeed_llm.data.view import stats
 
     parts = Parts(str(write(tmp_path / "p", pack(samples(40), 64))), INSTRUCTION)
     whole = collect_all(parts)[""]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.blend import Blend, parse_blend
-from mindspeed_llm.data.datasets import build_datasets, collator, splits_with_data
-from mindspeed_llm.data.indexed import IndexedWriter
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.datasets.blend import Blend, parse_blend
+from mindspeed_llm.data.datasets.build import build_datasets, collator, splits_with_data
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
+from mindspeed_llm.data.storage.indexed import IndexedWriter
 from mindspeed_llm.data.tokenizer import NullTokenizer, load_hf_tokenizer
 from mindspeed_llm.flags.data import DataFlags
 from tests.data import small

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.readers.hub import looks_like_hub_name
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats

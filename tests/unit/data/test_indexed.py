@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.indexed import IndexedWriter, check_indexed, token_dtype
-from mindspeed_llm.data.stored import merge_indexed
+from mindspeed_llm.data.storage.indexed import IndexedWriter, check_indexed, token_dtype
+from mindspeed_llm.data.storage.stored import merge_indexed
 
 
 def indexed_dataset(prefix: Path):

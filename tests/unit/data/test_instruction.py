@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.collate import Collator, Sample
-from mindspeed_llm.data.datasets import build_datasets, collator
-from mindspeed_llm.data.instruction import InstructionDataset, Rows
-from mindspeed_llm.data.loader import build_dataloader
-from mindspeed_llm.data.parts import INSTRUCTION, PAIRWISE, Parts
+from mindspeed_llm.data.datasets.build import build_datasets, collator
+from mindspeed_llm.data.datasets.collate import Collator, Sample
+from mindspeed_llm.data.datasets.instruction import InstructionDataset, Rows
+from mindspeed_llm.data.datasets.loader import build_dataloader
+from mindspeed_llm.data.storage.parts import INSTRUCTION, PAIRWISE, Parts
 from mindspeed_llm.data.tokenizer import NullTokenizer
 from mindspeed_llm.flags.data import DataFlags
 from tests.instruction_data import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.loader import build_dataloader
+from mindspeed_llm.data.datasets.loader import build_dataloader
 
 
 class Numbers(torch.utils.data.Dataset):

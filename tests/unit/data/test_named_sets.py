@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats
 

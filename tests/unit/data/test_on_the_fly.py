@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.on_the_fly import prepare_raw
-from mindspeed_llm.data.parts import INSTRUCTION, Parts
+from mindspeed_llm.data.datasets.on_the_fly import prepare_raw
+from mindspeed_llm.data.storage.parts import INSTRUCTION, Parts
 from mindspeed_llm.data.tokenizer import NullTokenizer, load_hf_tokenizer
 from mindspeed_llm.flags.config import Config
 from tests.data import small

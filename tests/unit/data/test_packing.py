@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.packing import Packer, Sample, best_fit, packed_row
-from mindspeed_llm.data.preprocess import PreprocessOptions, Summary, preprocess
-from mindspeed_llm.data.samples import Sizing, with_eod
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, Summary, preprocess
+from mindspeed_llm.data.preprocess.packing import Packer, Sample, best_fit, packed_row
+from mindspeed_llm.data.preprocess.samples import Sizing, with_eod
 from mindspeed_llm.data.templates import EncodedChats
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats

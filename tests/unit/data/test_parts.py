@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data import subs
-from mindspeed_llm.data.merging import merge_groups
-from mindspeed_llm.data.options import shard_of
-from mindspeed_llm.data.preprocess import PreprocessOptions, Summary, preprocess
+from mindspeed_llm.data.preprocess import subs
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, Summary, preprocess
+from mindspeed_llm.data.preprocess.options import shard_of
 from mindspeed_llm.data.readers import BadRecords, Part, find_inputs, read_batches, share_out
+from mindspeed_llm.data.storage.merging import merge_groups
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats
 

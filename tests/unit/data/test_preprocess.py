@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data import encoder, pipeline
-from mindspeed_llm.data.indexed import IndexedWriter, token_dtype
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data import encoder
+from mindspeed_llm.data.preprocess import pipeline
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
+from mindspeed_llm.data.storage.indexed import IndexedWriter, token_dtype
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from tests.data import chats, small
 
@@ -135,7 +136,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text(text * (megabytes * 1_000_000 // len(text)))
         code = f"""
 import pathlib, re
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 tokenizer = load_hf_tokenizer(pathlib.Path({str(small.byte_level())!r}))
 preprocess(PreprocessOptions({str(tmp_path / "a.jsonl")!r}, {str(tmp_path / "x")!r}), tokenizer)
@@ -160,7 +161,7 @@ def test_memory_does_not_grow_with_the_chats(tmp_path: Path) -> None:
         code = f"""
 import pathlib, re
 from mindspeed_llm.data import readers
-from mindspeed_llm.data.preprocess import PreprocessOptions, preprocess
+from mindspeed_llm.data.preprocess.command import PreprocessOptions, preprocess
 from mindspeed_llm.data.tokenizer import load_hf_tokenizer
 tokenizer = load_hf_tokenizer(pathlib.Path({str(chats.folder())!r}))
 options = PreprocessOptions(

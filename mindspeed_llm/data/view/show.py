@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindspeed_llm.data.parts import IGNORE
+from mindspeed_llm.data.storage.parts import IGNORE
 from mindspeed_llm.data.tokenizer import Tokenizer
 
 GREEN, CYAN, DIM, END = "\x1b[32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mindspeed_llm.data.parts import IGNORE
+from mindspeed_llm.data.storage.parts import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor

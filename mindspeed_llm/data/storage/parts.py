@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.indexed import bin_path, check_indexed, idx_path
+from mindspeed_llm.data.storage.indexed import bin_path, check_indexed, idx_path
 
 INSTRUCTION = ("input_ids", "labels", "attention_mask")
 PAIRWISE = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")

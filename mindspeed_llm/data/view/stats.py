@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindspeed_llm.data.parts import IGNORE, Part, Parts
+from mindspeed_llm.data.storage.parts import IGNORE, Part, Parts
 
 ROWS_AT_ONCE = 4096
 BINS = 20

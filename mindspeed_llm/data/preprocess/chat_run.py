@@ -11,16 +11,16 @@ import numpy as np
 import orjson
 
 from mindspeed_llm.console import say
-from mindspeed_llm.data.chats import Made, Maker, TemplateChoice, made_in_order
 from mindspeed_llm.data.encoder import Encoded, Engine
-from mindspeed_llm.data.job import Job
-from mindspeed_llm.data.outcome import NothingToWrite, Summary, notes_of
-from mindspeed_llm.data.packing import PackedRows
-from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
+from mindspeed_llm.data.preprocess.chats import Made, Maker, TemplateChoice, made_in_order
+from mindspeed_llm.data.preprocess.job import Job
+from mindspeed_llm.data.preprocess.outcome import NothingToWrite, Summary, notes_of
+from mindspeed_llm.data.preprocess.packing import PackedRows
+from mindspeed_llm.data.preprocess.pipeline import Meter, Writers, in_threads
+from mindspeed_llm.data.preprocess.samples import Rows, Sizing
+from mindspeed_llm.data.preprocess.tally import Tally
+from mindspeed_llm.data.preprocess.template_note import template_note
 from mindspeed_llm.data.readers import BadRecords, Batch
-from mindspeed_llm.data.samples import Rows, Sizing
-from mindspeed_llm.data.tally import Tally
-from mindspeed_llm.data.template_note import template_note
 from mindspeed_llm.data.templates import IGNORE, ChatEncoder, EncodedChats
 from mindspeed_llm.data.tokenizer import Tokenizer
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import warn
-from mindspeed_llm.data.chat_run import ChatRun
-from mindspeed_llm.data.chats import Maker, TemplateChoice
 from mindspeed_llm.data.encoder import Engine, EnginesDiffer, choose_engine, set_threads
 from mindspeed_llm.data.handlers import TextHandler
-from mindspeed_llm.data.job import Job, open_job
-from mindspeed_llm.data.merging import merge_groups
-from mindspeed_llm.data.options import PreprocessOptions, options_of
-from mindspeed_llm.data.outcome import Summary
+from mindspeed_llm.data.preprocess.chat_run import ChatRun
+from mindspeed_llm.data.preprocess.chats import Maker, TemplateChoice
+from mindspeed_llm.data.preprocess.job import Job, open_job
+from mindspeed_llm.data.preprocess.options import PreprocessOptions, options_of
+from mindspeed_llm.data.preprocess.outcome import Summary
+from mindspeed_llm.data.preprocess.text_run import TextRun
 from mindspeed_llm.data.readers import BadRecords, Batch
-from mindspeed_llm.data.text_run import TextRun
+from mindspeed_llm.data.storage.merging import merge_groups
 from mindspeed_llm.data.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["PreprocessOptions", "Summary", "main", "merge_groups", "preprocess"]
@@ -42,7 +42,7 @@ def preprocess(options: PreprocessOptions, tokenizer: Tokenizer) -> Summary:
     job = open_job(options)
     job.warn_of_unread()
     if options.n_subs > 1:
-        from mindspeed_llm.data.subs import preprocess_in_parts
+        from mindspeed_llm.data.preprocess.subs import preprocess_in_parts
 
         return preprocess_in_parts(job, tokenizer)
     if tokenizer.is_fast and not options.use_fast:

@@ -10,13 +10,13 @@ from pathlib import Path
 from mindspeed_llm.console import say
 from mindspeed_llm.data.encoder import Encoded, Engine
 from mindspeed_llm.data.handlers import TextHandler
-from mindspeed_llm.data.indexed import token_dtype
-from mindspeed_llm.data.job import Job
-from mindspeed_llm.data.outcome import NothingToWrite, Summary, notes_of
-from mindspeed_llm.data.pipeline import Meter, Writers, in_threads
-from mindspeed_llm.data.plain_text import PlainText
+from mindspeed_llm.data.preprocess.job import Job
+from mindspeed_llm.data.preprocess.outcome import NothingToWrite, Summary, notes_of
+from mindspeed_llm.data.preprocess.pipeline import Meter, Writers, in_threads
+from mindspeed_llm.data.preprocess.plain_text import PlainText
+from mindspeed_llm.data.preprocess.tally import Tally
 from mindspeed_llm.data.readers import BadRecords, Batch
-from mindspeed_llm.data.tally import Tally
+from mindspeed_llm.data.storage.indexed import token_dtype
 from mindspeed_llm.data.tokenizer import Tokenizer
 
 

@@ -10,11 +10,11 @@ from torch.utils.data import Dataset
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say, warn
-from mindspeed_llm.data.blend import Blend
-from mindspeed_llm.data.collate import Collator, Sample
-from mindspeed_llm.data.manifest import check_handler, check_tokenizer, read_note_of_data
-from mindspeed_llm.data.order import Mixture, Order
-from mindspeed_llm.data.parts import INSTRUCTION, PAIRWISE, Parts
+from mindspeed_llm.data.datasets.blend import Blend
+from mindspeed_llm.data.datasets.collate import Collator, Sample
+from mindspeed_llm.data.datasets.order import Mixture, Order
+from mindspeed_llm.data.storage.manifest import check_handler, check_tokenizer, read_note_of_data
+from mindspeed_llm.data.storage.parts import INSTRUCTION, PAIRWISE, Parts
 from mindspeed_llm.data.tokenizer import NullTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class InstructionDataset(Dataset):
         sources: the rows of each data set.
         weights: shares of the samples; None: rows of all data sets in one order.
         samples: how many; None: one pass over all rows.
-        seed, shuffle, mixed, multiple_of: of :class:`~mindspeed_llm.data.order.Order`; ``mixed``
-            shuffles passes among each other.
+        seed, shuffle, mixed, multiple_of: of :class:`~mindspeed_llm.data.datasets.order.Order`;
+            ``mixed`` shuffles passes among each other.
         seq_length: longer rows are cut.
     """
 

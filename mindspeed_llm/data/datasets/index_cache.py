@@ -32,7 +32,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import rank
-from mindspeed_llm.data.indexed import bin_path, check_indexed, idx_path
+from mindspeed_llm.data.storage.indexed import bin_path, check_indexed, idx_path
 from mindspeed_llm.files import atomic_path
 
 FINGERPRINT_BLOCKS = 16

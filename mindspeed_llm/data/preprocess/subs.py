@@ -24,15 +24,15 @@ import numpy as np
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
-from mindspeed_llm.data.indexed import check_indexed
-from mindspeed_llm.data.job import Job
-from mindspeed_llm.data.manifest import Manifest, merge_manifests
-from mindspeed_llm.data.options import PreprocessOptions
-from mindspeed_llm.data.outcome import NothingToWrite, Summary
-from mindspeed_llm.data.packing import PackedRows
-from mindspeed_llm.data.pipeline import Writers
-from mindspeed_llm.data.stored import stored_pieces
-from mindspeed_llm.data.tally import Tally, added
+from mindspeed_llm.data.preprocess.job import Job
+from mindspeed_llm.data.preprocess.options import PreprocessOptions
+from mindspeed_llm.data.preprocess.outcome import NothingToWrite, Summary
+from mindspeed_llm.data.preprocess.packing import PackedRows
+from mindspeed_llm.data.preprocess.pipeline import Writers
+from mindspeed_llm.data.preprocess.tally import Tally, added
+from mindspeed_llm.data.storage.indexed import check_indexed
+from mindspeed_llm.data.storage.manifest import Manifest, merge_manifests
+from mindspeed_llm.data.storage.stored import stored_pieces
 from mindspeed_llm.data.templates import IGNORE
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 from mindspeed_llm.files import write_text_atomically
@@ -89,7 +89,7 @@ def part_options(options: PreprocessOptions, number: int, folder: Path) -> Prepr
 
 def make_part(options: PreprocessOptions, folder: str, fingerprint: str) -> PartState:
     """Make one part, unless it is there, and its note."""
-    from mindspeed_llm.data.preprocess import preprocess
+    from mindspeed_llm.data.preprocess.command import preprocess
 
     note = Path(f"{options.output_prefix}.state")
     state = PartState.read(note, fingerprint)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.stats import Answers, histogram
+from mindspeed_llm.data.view.stats import Answers, histogram
 from mindspeed_llm.files import atomic_path, write_text_atomically
 
 WIDTH, HEIGHT, MARGIN = 560, 220, 40

@@ -14,9 +14,9 @@ import numpy as np
 
 from mindspeed_llm.console import progress, say
 from mindspeed_llm.data.encoder import Encoded
-from mindspeed_llm.data.indexed import IndexedWriter, idx_path
-from mindspeed_llm.data.manifest import Manifest
 from mindspeed_llm.data.readers import Batch
+from mindspeed_llm.data.storage.indexed import IndexedWriter, idx_path
+from mindspeed_llm.data.storage.manifest import Manifest
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -19,9 +19,9 @@ import numpy as np
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import box, warn
-from mindspeed_llm.data.indexed import idx_path
-from mindspeed_llm.data.manifest import check_tokenizer, read_note_of_data
-from mindspeed_llm.data.parts import INSTRUCTION, PAIRWISE, Part, Parts, part_prefix
+from mindspeed_llm.data.storage.indexed import idx_path
+from mindspeed_llm.data.storage.manifest import check_tokenizer, read_note_of_data
+from mindspeed_llm.data.storage.parts import INSTRUCTION, PAIRWISE, Part, Parts, part_prefix
 from mindspeed_llm.data.tokenizer import Tokenizer, load_hf_tokenizer
 
 
@@ -115,7 +115,7 @@ def _columns(
 
 
 def _show(data: Parts | Part, tokenizer: Tokenizer | None, options: argparse.Namespace) -> None:
-    from mindspeed_llm.data.show import Viewer
+    from mindspeed_llm.data.view.show import Viewer
 
     if not 0 <= options.start < len(data):
         raise UserError(f"--start {options.start}: {options.prefix} has rows 0 to {len(data) - 1}.")
@@ -129,7 +129,7 @@ def _show(data: Parts | Part, tokenizer: Tokenizer | None, options: argparse.Nam
 
 
 def _stats(data: Parts | Part, tokenizer: Tokenizer | None, options: argparse.Namespace) -> int:
-    from mindspeed_llm.data.stats import bars, collect_all
+    from mindspeed_llm.data.view.stats import bars, collect_all
 
     found = collect_all(data)
     problems = 0
@@ -149,7 +149,7 @@ def _stats(data: Parts | Part, tokenizer: Tokenizer | None, options: argparse.Na
                 warn(f"{name + ': ' if name else ''}{problem}")
                 problems += 1
     if options.plot:
-        from mindspeed_llm.data.plot import plot
+        from mindspeed_llm.data.view.plot import plot
 
         plot(found, options.prefix, options.plot)
         print(f"> {options.plot}")

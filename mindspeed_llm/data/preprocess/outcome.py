@@ -9,11 +9,11 @@ from typing import Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import box
-from mindspeed_llm.data.indexed import bin_path
-from mindspeed_llm.data.job import Job
-from mindspeed_llm.data.manifest import Manifest
-from mindspeed_llm.data.pipeline import Writers
-from mindspeed_llm.data.tally import Tally
+from mindspeed_llm.data.preprocess.job import Job
+from mindspeed_llm.data.preprocess.pipeline import Writers
+from mindspeed_llm.data.preprocess.tally import Tally
+from mindspeed_llm.data.storage.indexed import bin_path
+from mindspeed_llm.data.storage.manifest import Manifest
 from mindspeed_llm.data.tokenizer import Tokenizer
 
 

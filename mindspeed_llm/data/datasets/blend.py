@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.indexed import bin_path, check_indexed, idx_path
+from mindspeed_llm.data.storage.indexed import bin_path, check_indexed, idx_path
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from mindspeed_llm.data.handlers import (
     get_handler,
 )
 from mindspeed_llm.data.handlers.llamafactory import Source, sources_of
-from mindspeed_llm.data.manifest import InputNote, note_of
-from mindspeed_llm.data.mixing import first_records, mixed
-from mindspeed_llm.data.options import PreprocessOptions
+from mindspeed_llm.data.preprocess.mixing import first_records, mixed
+from mindspeed_llm.data.preprocess.options import PreprocessOptions
 from mindspeed_llm.data.readers import (
     BadRecords,
     Batch,
@@ -29,6 +28,7 @@ from mindspeed_llm.data.readers import (
     whole,
 )
 from mindspeed_llm.data.readers.hub import HubData, looks_like_hub_name
+from mindspeed_llm.data.storage.manifest import InputNote, note_of
 
 
 @dataclass(frozen=True)

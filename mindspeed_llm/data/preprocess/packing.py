@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindspeed_llm.data.encoder import Encoded
-from mindspeed_llm.data.options import PreprocessOptions
-from mindspeed_llm.data.pipeline import Writers
+from mindspeed_llm.data.preprocess.options import PreprocessOptions
+from mindspeed_llm.data.preprocess.pipeline import Writers
 from mindspeed_llm.data.templates import IGNORE
 from mindspeed_llm.data.tokenizer import Tokenizer
 

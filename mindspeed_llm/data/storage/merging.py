@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
-from mindspeed_llm.data.indexed import IndexHeader
-from mindspeed_llm.data.manifest import merge_manifests
-from mindspeed_llm.data.stored import merge_indexed
+from mindspeed_llm.data.storage.indexed import IndexHeader
+from mindspeed_llm.data.storage.manifest import merge_manifests
+from mindspeed_llm.data.storage.stored import merge_indexed
 
 
 def merge_groups(folder: Path, output_prefix: str, groups: Sequence[str]) -> dict[str, Path]:

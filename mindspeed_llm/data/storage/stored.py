@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed.errors import UserError
-from mindspeed_llm.data.indexed import IndexedWriter, IndexHeader, bin_path, check_indexed
+from mindspeed_llm.data.storage.indexed import IndexedWriter, IndexHeader, bin_path, check_indexed
 
 MERGE_TOKENS = 1 << 20
 

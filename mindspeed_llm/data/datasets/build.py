@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
-from mindspeed_llm.data.blend import Blend, check_blend, parse_blend
-from mindspeed_llm.data.indexed import IndexHeader
-from mindspeed_llm.data.manifest import check_handler, check_tokenizer, read_manifest
+from mindspeed_llm.data.datasets.blend import Blend, check_blend, parse_blend
+from mindspeed_llm.data.storage.indexed import IndexHeader
+from mindspeed_llm.data.storage.manifest import check_handler, check_tokenizer, read_manifest
 from mindspeed_llm.data.tokenizer import NullTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def build_datasets(
         seed: of the order of documents and samples.
         wanted: whether this rank reads data.
         global_batch_size, prompt_type: see
-            :func:`~mindspeed_llm.data.instruction.build_instruction_datasets`.
+            :func:`~mindspeed_llm.data.datasets.instruction.build_instruction_datasets`.
 
     Returns:
         per split a data set whose samples are dicts of ``tokens``, ``labels`` (int64
         [seq_length]), ``loss_mask`` (float32 [seq_length]) and ``position_ids`` (int64
         [seq_length]), or with instruction and preference data
-        :class:`~mindspeed_llm.data.collate.Sample` and pairs of them; None where nothing is
-        needed, or on a rank that reads none. :func:`collator` makes batches of either.
+        :class:`~mindspeed_llm.data.datasets.collate.Sample` and pairs of them; None where nothing
+        is needed, or on a rank that reads none. :func:`collator` makes batches of either.
 
     Raises:
         UserError: a data set that is missing, damaged, too small, or of another tokenizer.
@@ -74,7 +74,7 @@ def build_datasets(
     if blends is None:
         return _mock(data, num_samples, tokenizer, seq_length, seed) if wanted else [None] * 3
     if of_samples(data):
-        from mindspeed_llm.data.instruction import build_instruction_datasets
+        from mindspeed_llm.data.datasets.instruction import build_instruction_datasets
 
         # Every rank looks at the data, so that all of them meet what is wrong with it.
         made = build_instruction_datasets(
@@ -96,7 +96,7 @@ def build_datasets(
         _check_ends(prefix, data)
     _check_size(prefixes, seq_length)
 
-    from mindspeed_llm.data.index_cache import built_once, choose_builder
+    from mindspeed_llm.data.datasets.index_cache import built_once, choose_builder
 
     folder = cache_folder(data, prefixes)
     builder = choose_builder(folder, wanted, False if data.no_shared_storage else None)
@@ -119,14 +119,14 @@ def collator(
     """What makes batches of the samples; None for torch's own way.
 
     Args:
-        divisor: see :func:`~mindspeed_llm.data.instruction.collator_of`.
+        divisor: see :func:`~mindspeed_llm.data.datasets.instruction.collator_of`.
     """
     if of_samples(data):
-        from mindspeed_llm.data.instruction import collator_of
+        from mindspeed_llm.data.datasets.instruction import collator_of
 
         return collator_of(data, seq_length, divisor)
     if data.reset_attention_mask:
-        from mindspeed_llm.data.collate import DocumentCollator
+        from mindspeed_llm.data.datasets.collate import DocumentCollator
 
         return DocumentCollator(tokenizer.eod, data.reset_position_ids)
     return None
@@ -241,7 +241,7 @@ def _mock(
 ) -> list[Dataset | None]:
     from megatron.core.datasets.gpt_dataset import MockGPTDataset
 
-    from mindspeed_llm.data.index_cache import SequentialBuilder, without_cache_warnings
+    from mindspeed_llm.data.datasets.index_cache import SequentialBuilder, without_cache_warnings
 
     config = _config(data, tokenizer, seq_length, seed)
     sizes = _leave_out(config, num_samples)
@@ -259,7 +259,7 @@ def _build(
     folder: Path,
 ) -> list[Dataset | None]:
     """Build on this rank alone."""
-    from mindspeed_llm.data.index_cache import CachedGPTDataset, SequentialBuilder
+    from mindspeed_llm.data.datasets.index_cache import CachedGPTDataset, SequentialBuilder
 
     if "all" in blends:
         source: dict[str, Any] = {"blend": blends["all"].as_megatron(), "split": data.split}

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed.errors import UserError
 from mindspeed_llm.console import say
-from mindspeed_llm.data.indexed import idx_path
-from mindspeed_llm.data.manifest import VERSION, note_of
-from mindspeed_llm.data.parts import part_prefix
+from mindspeed_llm.data.storage.indexed import idx_path
+from mindspeed_llm.data.storage.manifest import VERSION, note_of
+from mindspeed_llm.data.storage.parts import part_prefix
 from mindspeed_llm.data.tokenizer import NullTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from mindspeed_llm.data.options import PreprocessOptions
+    from mindspeed_llm.data.preprocess.options import PreprocessOptions
     from mindspeed_llm.flags import Config
     from mindspeed_llm.flags.data import DataFlags
 
@@ -74,8 +74,8 @@ def is_raw(word: str) -> bool:
 
 def _prepare(word: str, config: Config, tokenizer: Tokenizer) -> str:
     """The prefix of the data made of ``word``, once it is there."""
-    from mindspeed_llm.data.index_cache import built_once, choose_builder
-    from mindspeed_llm.data.preprocess import preprocess
+    from mindspeed_llm.data.datasets.index_cache import built_once, choose_builder
+    from mindspeed_llm.data.preprocess.command import preprocess
     from mindspeed_llm.data.readers import find_inputs
 
     files, _ = find_inputs(word)
@@ -110,7 +110,7 @@ def is_raw_result(result: str, data: DataFlags) -> bool:
 
 
 def _options(word: str, config: Config) -> PreprocessOptions:
-    from mindspeed_llm.data.options import PreprocessOptions, template_options
+    from mindspeed_llm.data.preprocess.options import PreprocessOptions, template_options
 
     data = config.data
     if data.is_instruction_dataset and "handler_name" not in config.given:

@@ -110,7 +110,7 @@ def build_dataloader(
     """Iterate over this rank's micro-batches from ``consumed_samples`` on.
 
     Args:
-        dataset: a data set of :func:`~mindspeed_llm.data.datasets.build_datasets`; None gives None.
+        dataset: one of :func:`~mindspeed_llm.data.datasets.build.build_datasets`; None gives None.
         consumed_samples: samples used by all ranks before.
         dataloader_type: "single": one pass in the data set's order (which is shuffled already,
             epochs included); "cyclic": endless passes, each in a new order.

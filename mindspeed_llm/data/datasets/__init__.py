@@ -1,0 +1,1 @@
+"""Prepared data as training sees it: data sets, their order, batches."""

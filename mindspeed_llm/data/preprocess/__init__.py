@@ -1,0 +1,1 @@
+"""``preprocess``: records of files to Megatron's indexed data sets."""

@@ -1,0 +1,1 @@
+"""``mindspeed-llm data``: samples as they are trained on, and their statistics."""
